@@ -1,0 +1,149 @@
+"""Every error that radixgate raises on purpose.
+
+    RadixgateError
+    ├── ConfigurationError            exit 2: a setting, named, and what to do about it
+    ├── RequestError                  the caller's mistake; `gateway/error_responses.py` has statuses
+    │   ├── InvalidRequestError
+    │   ├── PromptTooLongError
+    │   ├── BodyTooLargeError
+    │   ├── UnsupportedMediaTypeError
+    │   └── UnknownModelError
+    ├── NoWorkerError                 nobody ready serves the model
+    ├── OverloadedError               too much is in flight already
+    ├── UpstreamError                 a worker failed us
+    │   ├── UpstreamUnreachableError
+    │   ├── UpstreamTimeoutError
+    │   ├── UpstreamProtocolError
+    │   └── UpstreamIncompleteError
+    ├── TokenizerError                no exact token ids can be had at the gateway
+    ├── EventDecodeError              a KV event batch that nobody can read
+    └── EngineError                   an engine could not be started or died
+"""
+
+from __future__ import annotations
+
+
+class RadixgateError(Exception):
+    """Base of all errors here."""
+
+
+class ConfigurationError(RadixgateError):
+    """A setting that cannot work: one line that names it and says what to do."""
+
+    def __init__(self, setting: str, problem: str) -> None:
+        super().__init__(f"{setting}: {problem}")
+        self.setting = setting
+
+
+class RequestError(RadixgateError):
+    """The caller's mistake: never retried, never held against a worker."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class InvalidRequestError(RequestError):
+    """A body that is not JSON, a wrong type, a missing field, a bad combination."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str = "invalid_request"
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+
+
+class PromptTooLongError(RequestError):
+    """No worker's context holds the prompt."""
+
+    def __init__(self, num_prompt_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt has "
+            f"{num_prompt_tokens}, which leaves no room for an answer. Shorten the prompt.",
+            code="context_length_exceeded",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+
+
+class BodyTooLargeError(RequestError):
+    """The request body is over the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"The request body is larger than the {limit_bytes} bytes that are accepted here.",
+            code="body_too_large",
+        )
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is declared to be something other than JSON."""
+
+    def __init__(self, media_type: str) -> None:
+        super().__init__(
+            f"Content-Type {media_type!r} is not supported; send application/json.",
+            code="unsupported_media_type",
+        )
+
+
+class UnknownModelError(RequestError):
+    """No worker, ready or not, serves the model."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {model[:256]!r} does not exist.", param="model", code="model_not_found"
+        )
+
+
+class NoWorkerError(RadixgateError):
+    """No ready worker serves the model."""
+
+    def __init__(self, model: str, num_known: int) -> None:
+        super().__init__(f"none of {num_known} workers serving {model!r} is ready")
+        self.model = model
+        self.num_known = num_known
+
+
+class OverloadedError(RadixgateError):
+    """More requests are in flight than may be; the caller should come back."""
+
+    def __init__(self, num_in_flight: int, retry_after_s: int) -> None:
+        super().__init__(f"{num_in_flight} requests are in flight, which is the limit")
+        self.retry_after_s = retry_after_s
+
+
+class UpstreamError(RadixgateError):
+    """A worker failed us. `worker_id` is for the log; callers are not told addresses."""
+
+    def __init__(self, worker_id: str, problem: str) -> None:
+        super().__init__(f"worker {worker_id}: {problem}")
+        self.worker_id = worker_id
+        self.problem = problem
+
+
+class UpstreamUnreachableError(UpstreamError):
+    """Refused, reset or closed before a response's head had come."""
+
+
+class UpstreamTimeoutError(UpstreamError):
+    """Nothing came for longer than a time limit allows."""
+
+
+class UpstreamProtocolError(UpstreamError):
+    """What came is not HTTP, or not what the route can answer with."""
+
+
+class UpstreamIncompleteError(UpstreamError):
+    """The answer began and ended early: cut off, or without a finish reason."""
+
+
+class TokenizerError(RadixgateError):
+    """A tokenizer cannot be loaded, or cannot give this request's exact token ids."""
+
+
+class EventDecodeError(RadixgateError):
+    """A KV event batch does not have a form that any known vLLM sends."""
+
+
+class EngineError(RadixgateError):
+    """An engine could not be started, or died."""

@@ -1,0 +1,72 @@
+"""The one settings model: built once in `main`, passed down; nothing else reads the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Every knob, its unit in its name, its meaning below it; `RADIXGATE_` and upper case."""
+
+    model_config = SettingsConfigDict(env_prefix="RADIXGATE_", frozen=True, extra="ignore")
+
+    # --- the front door ---
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """Port to listen on."""
+    max_body_bytes: PositiveInt = 64 * 1024 * 1024
+    """Largest request body; beyond it 413."""
+    max_inflight_per_worker: PositiveInt = 256
+    """Requests that may be in flight for each known worker before one is refused with 503."""
+    keep_alive_s: PositiveInt = 620
+    """Idle seconds before a client's connection is closed; longer than load balancers wait."""
+    shutdown_grace_s: NonNegativeFloat = 5.0
+    """Seconds that running requests get to finish after SIGTERM or SIGINT."""
+    sse_keep_alive_s: PositiveFloat = 15.0
+    """Seconds of silence on a stream before a comment is sent, so that proxies keep it open."""
+    route_headers: bool = False
+    """Whether answers carry `x-radixgate-worker`, `-route` and `-predicted-cached-tokens`."""
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    """Least severe level that is logged; no level logs prompts or keys."""
+
+    # --- workers ---
+    worker_api_key: str | None = Field(default=None, repr=False)
+    """Bearer token that the workers ask for, if they do."""
+    worker_poll_s: PositiveFloat = 1.0
+    """Seconds between two looks at a worker: is it up, which process, which models."""
+    worker_probe_timeout_s: PositiveFloat = 2.0
+    """Seconds that one look may take; a worker that fails two in a row gets no requests."""
+    connect_timeout_s: PositiveFloat = 2.0
+    """Seconds to open a connection to a worker."""
+    header_timeout_s: PositiveFloat = 600.0
+    """Seconds from request sent to a worker's response head."""
+    chunk_timeout_s: PositiveFloat = 600.0
+    """Seconds between two pieces of a worker's response body."""
+    worker_keep_alive_s: PositiveFloat = 4.0
+    """Idle seconds before a connection to a worker is dropped: below vLLM's own 5."""
+
+    # --- tokenizing ---
+    tokenizer: Path | str | None = None
+    """Folder (or hub id in the local cache) with tokenizer files; default: the model's `root`."""
+    chat_template: Path | None = None
+    """Jinja file that the engines were given with `--chat-template`, if they were."""
+    tokenizer_threads: PositiveInt = 2
+    """Threads that tokenize; they are the only ones that touch prompt text."""
+    tokenizer_cache_bytes: PositiveInt = 64 * 1024 * 1024
+    """Bytes of the incremental tokenization cache, all models together."""
+    parity_sample_share: float = Field(default=0.01, ge=0.0, le=1.0)
+    """Share of requests whose token ids are compared with the engine's own, in the background."""
+    engine_tokenize_timeout_s: PositiveFloat = 2.0
+    """Seconds that the engine's own tokenizing endpoint may take before a route goes without."""
+
+    # --- the index and the route ---
+    prediction_ttl_s: PositiveFloat = 5.0
+    """Seconds that a predicted prefix counts after its prefill, until events confirm it."""
+    index_max_blocks: PositiveInt = 4_000_000
+    """Most (block, holder) entries the index keeps; the holder with the most gives way first."""
+    kv_event_replay_timeout_s: PositiveFloat = 5.0
+    """Seconds that an engine may take to answer a replay request before it counts as failed."""

@@ -1,0 +1,1 @@
+"""Launching vLLM and keeping it alive; what runs beside an engine."""

@@ -1,0 +1,1 @@
+"""HTTP in, tokens out: routes, wire models, admission, tokenizing, upstream client, errors."""

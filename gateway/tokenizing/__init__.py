@@ -1,0 +1,1 @@
+"""Tokenizing exactly as the engine does, so that prefixes can be looked up before routing."""
