@@ -1,0 +1,1 @@
+"""What measures; every figure in the documentation was printed from here."""

@@ -1,23 +1,23 @@
 """Every error that radixgate raises on purpose.
 
-    RadixgateError
-    ├── ConfigurationError            exit 2: a setting, named, and what to do about it
-    ├── RequestError                  the caller's mistake; `gateway/error_responses.py` has statuses
-    │   ├── InvalidRequestError
-    │   ├── PromptTooLongError
-    │   ├── BodyTooLargeError
-    │   ├── UnsupportedMediaTypeError
-    │   └── UnknownModelError
-    ├── NoWorkerError                 nobody ready serves the model
-    ├── OverloadedError               too much is in flight already
-    ├── UpstreamError                 a worker failed us
-    │   ├── UpstreamUnreachableError
-    │   ├── UpstreamTimeoutError
-    │   ├── UpstreamProtocolError
-    │   └── UpstreamIncompleteError
-    ├── TokenizerError                no exact token ids can be had at the gateway
-    ├── EventDecodeError              a KV event batch that nobody can read
-    └── EngineError                   an engine could not be started or died
+RadixgateError
+├── ConfigurationError            exit 2: a setting, named, and what to do about it
+├── RequestError                  the caller's mistake; gateway/error_responses.py has statuses
+│   ├── InvalidRequestError
+│   ├── PromptTooLongError
+│   ├── BodyTooLargeError
+│   ├── UnsupportedMediaTypeError
+│   └── UnknownModelError
+├── NoWorkerError                 nobody ready serves the model
+├── OverloadedError               too much is in flight already
+├── UpstreamError                 a worker failed us
+│   ├── UpstreamUnreachableError
+│   ├── UpstreamTimeoutError
+│   ├── UpstreamProtocolError
+│   └── UpstreamIncompleteError
+├── TokenizerError                no exact token ids can be had at the gateway
+├── EventDecodeError              a KV event batch that nobody can read
+└── EngineError                   an engine could not be started or died
 """
 
 from __future__ import annotations
