@@ -1,0 +1,152 @@
+"""Passing a worker's answer on: whole, or event by event as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from cache_router.errors import (
+    UpstreamError,
+    UpstreamIncompleteError,
+    UpstreamProtocolError,
+    UpstreamTimeoutError,
+)
+from gateway.asgi import Responder
+from gateway.error_responses import error_response, is_openai_shape, wrap_upstream_error
+from gateway.http_connection import Header
+from gateway.sse import DONE, KEEP_ALIVE, EventSplitter, StreamJudge, Usage, usage_of
+from gateway.upstream_client import UpstreamResponse
+
+_STREAM_HEADERS: tuple[Header, ...] = (
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+# What a worker says that its caller needs; everything else is between it and us.
+_PASSED_ON = frozenset(
+    {b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", b"x-should-retry"}
+)
+_MAX_BODY_BYTES = 256 * 1024 * 1024
+_MAX_EVENT_BYTES = 64 * 1024 * 1024
+_MAX_ERROR_BYTES = 1024 * 1024
+
+
+class StreamTimes(Protocol):
+    """Hears when data events pass, for metrics and for the router."""
+
+    def first(self) -> None:
+        """The first data event is about to be sent."""
+
+    def next(self, interval_s: float) -> None:
+        """Another one, `interval_s` seconds after the one before."""
+
+
+def passed_headers(response: UpstreamResponse) -> list[Header]:
+    """Return the response headers that a caller gets."""
+    return [
+        (name, value)
+        for name, value in response.headers
+        if name in _PASSED_ON or name.startswith(b"x-ratelimit-")
+    ]
+
+
+def is_event_stream(response: UpstreamResponse) -> bool:
+    """Whether the body is a stream of events; what was asked for does not decide that."""
+    return (response.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
+
+
+async def relay_whole(
+    response: UpstreamResponse, responder: Responder, extra: list[Header], worker_id: str
+) -> Usage | None:
+    """Pass a whole answer on, errors in OpenAI's shape, and return its usage.
+
+    Raises:
+        UpstreamError: It could not be read, or refuses the gateway itself.
+    """
+    status = response.status
+    if status in (401, 403):
+        # The caller's key was not sent there: it is the gateway's that the worker refuses.
+        raise UpstreamProtocolError(worker_id, f"refuses the gateway's own key (status {status})")
+    headers = passed_headers(response) + extra
+    if status >= 400:
+        body = await response.read_all(_MAX_ERROR_BYTES)
+        if not is_openai_shape(body):
+            error = wrap_upstream_error(status, body)
+            kept = [header for header in headers if not header[0].startswith(b"content-")]
+            await responder.send_json(status, error.body, kept)
+            return None
+        await responder.send_body(status, body, headers)
+        return None
+    body = await response.read_all(_MAX_BODY_BYTES)
+    await responder.send_body(status, body, headers)
+    return usage_of(body)
+
+
+async def relay_stream(
+    response: UpstreamResponse,
+    responder: Responder,
+    extra: list[Header],
+    worker_id: str,
+    *,
+    hide_usage: bool,
+    keep_alive_s: float,
+    silence_limit_s: float,
+    times: StreamTimes,
+    on_failure: Callable[[UpstreamError], None],
+) -> Usage | None:
+    """Pass a stream of events on and return its usage.
+
+    Only whole events leave, so that an error event never lands in the middle of one. A stream that
+    ends early ends in an error event and `[DONE]`: clients take a clean end for success.
+    """
+    judge = StreamJudge(hide_usage=hide_usage)
+    splitter = EventSplitter(worker_id, _MAX_EVENT_BYTES)
+    await responder.start(response.status, [*passed_headers(response), *_STREAM_HEADERS, *extra])
+    last_data_s: float | None = None
+    try:
+        async for chunk in _read(response, responder, keep_alive_s, silence_limit_s):
+            passing: list[bytes] = []
+            for event in splitter.feed(chunk) if chunk else splitter.finish():
+                verdict = judge.see(event)
+                # `[DONE]` waits for the end: behind a broken answer it would call it a good one.
+                if judge.saw_done or verdict.hidden:
+                    continue
+                passing.append(event)
+                if verdict.is_data:
+                    now_s = time.perf_counter()
+                    if last_data_s is None:
+                        times.first()
+                    else:
+                        times.next(now_s - last_data_s)
+                    last_data_s = now_s
+            if passing:
+                await responder.write(b"".join(passing))
+        if not judge.is_whole:
+            raise UpstreamIncompleteError(worker_id, "ended its stream before its answer was whole")
+        if judge.saw_error:
+            on_failure(UpstreamProtocolError(worker_id, "sent an error event"))
+        await responder.finish(DONE)
+    except UpstreamError as error:
+        on_failure(error)
+        await responder.finish(error_response(error).event + DONE)
+    return judge.usage
+
+
+async def _read(
+    response: UpstreamResponse, responder: Responder, keep_alive_s: float, silence_limit_s: float
+) -> AsyncIterator[bytes]:
+    """Yield what is read, b"" last; send comments while there is nothing."""
+    silent_s = 0.0
+    while True:
+        try:
+            chunk = await response.read_chunk(keep_alive_s)
+        except UpstreamTimeoutError:
+            silent_s += keep_alive_s
+            if silent_s >= silence_limit_s:
+                raise
+            await responder.write(KEEP_ALIVE)
+            continue
+        silent_s = 0.0
+        yield chunk
+        if not chunk:
+            return
