@@ -173,10 +173,15 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect one header, its name in lower case."""
-        self.headers.append((name.lower(), value))
+        if not self._complete:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Take the head, unless it is an interim one (100, 103)."""
+        if self._complete:
+            # A second answer in the same read: nobody asked for it, nobody may get it.
+            self._fail("sent data without a request")
+            return
         status = self._parser.get_status_code()
         if status < 200:
             self.headers.clear()
@@ -189,13 +194,15 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Queue a piece of the body."""
+        if self._complete:
+            return
         self._chunks.append(data)
         self._buffered += len(data)
         self._wake()
 
     def on_message_complete(self) -> None:
         """Mark the response as whole."""
-        if not self._head_done:
+        if not self._head_done or self._complete:
             return
         self._keep_alive = self._parser.should_keep_alive()
         self._complete = True
