@@ -1,0 +1,61 @@
+"""Who descends from whom, read from /proc; zombies do not count, they hold nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEntry:
+    """One living process."""
+
+    pid: int
+    parent_pid: int
+    session_id: int
+
+
+def living_processes() -> Iterator[ProcessEntry]:
+    """Every process but zombies; some may be gone by the time they are looked at."""
+    for folder in _PROC.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # The name is in parentheses and may contain anything, also spaces and parentheses.
+        fields = stat[stat.rindex(")") + 2 :].split()
+        if fields[0] not in "ZX":
+            yield ProcessEntry(int(folder.name), int(fields[1]), int(fields[3]))
+
+
+def descendants_of(pid: int) -> set[int]:
+    """Children, their children and so on; without `pid` itself."""
+    children: dict[int, list[int]] = {}
+    for process in living_processes():
+        children.setdefault(process.parent_pid, []).append(process.pid)
+    found: set[int] = set()
+    to_visit = [pid]
+    while to_visit:
+        for child in children.get(to_visit.pop(), ()):
+            if child not in found:
+                found.add(child)
+                to_visit.append(child)
+    return found
+
+
+def members_of_session(session_id: int) -> set[int]:
+    """Processes of one session, its leader included."""
+    return {process.pid for process in living_processes() if process.session_id == session_id}
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Whether this is the process of `multiprocessing` that removes names of shared memory."""
+    try:
+        return b"multiprocessing.resource_tracker" in (_PROC / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

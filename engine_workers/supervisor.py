@@ -1,0 +1,181 @@
+"""Keep one engine running: start it, see when it is ready, start it again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cache_router.errors import EngineError
+from engine_workers.guarded_process import GuardedProcess, last_lines
+from engine_workers.health_probe import is_healthy
+from engine_workers.launch import EngineCommand
+
+_NUM_LOG_LINES = 12
+
+
+class EngineState(StrEnum):
+    """Where an engine is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+    """It will be started again after a pause."""
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What is known of an engine now."""
+
+    state: EngineState = EngineState.STARTING
+    life: int = 1
+    """1 for the first process, one more after each restart."""
+    problem: str = ""
+    """Why it died, if it is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionPolicy:
+    """How patient a supervisor is; seconds."""
+
+    ready_timeout_s: float = 900.0
+    probe_every_s: float = 0.25
+    grace_s: float = 3.0
+    """Between SIGTERM and SIGKILL."""
+    first_pause_s: float = 1.0
+    """Before the first restart; doubled for each further one."""
+    longest_pause_s: float = 30.0
+    stable_after_s: float = 60.0
+    """An engine that was ready for so long starts again with the first pause."""
+
+
+HealthProbe = Callable[[str, int], Awaitable[bool]]
+
+
+class EngineSupervisor:
+    """One engine, over all of its lives.
+
+    Args:
+        name: For messages, for example `engine 1`.
+        command: How to start it.
+        log_file: Gets the engine's output; emptied at the start, kept over restarts.
+        policy: Time limits.
+        probe: Whether a server at (host, port) is well.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: EngineCommand,
+        log_file: Path,
+        policy: SupervisionPolicy | None = None,
+        probe: HealthProbe = is_healthy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.log_file = log_file
+        self.status = EngineStatus()
+        self._policy = policy or SupervisionPolicy()
+        self._probe = probe
+        self._clock = clock
+        self._changed = asyncio.Condition()
+        self._process: GuardedProcess | None = None
+
+    async def run(self) -> None:
+        """Supervise until cancelled; then the engine is stopped before this returns.
+
+        Raises:
+            EngineError: The first start failed; the message has the end of the log. Later deaths
+                only lead to restarts.
+        """
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.log_file.write_bytes(b"")
+        num_short_lives = 0
+        try:
+            while True:
+                ready_s = await self._live()
+                if self.status.life == 1 and ready_s is None:
+                    raise EngineError(self._last_words())
+                long_enough = ready_s is not None and ready_s >= self._policy.stable_after_s
+                num_short_lives = 0 if long_enough else num_short_lives + 1
+                await asyncio.sleep(self._pause_s(num_short_lives))
+                await self._change(EngineStatus(life=self.status.life + 1))
+        finally:
+            await self._change(EngineStatus(EngineState.STOPPED, self.status.life))
+
+    async def wait_ready(self, life: int = 1) -> None:
+        """Wait until the engine is ready in the given life or a later one.
+
+        Whoever waits needs a time limit of their own, or must run beside `run` in a task group:
+        nothing comes here from an engine that cannot start.
+        """
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self.status.state is EngineState.READY and self.status.life >= life
+            )
+
+    def kill(self) -> None:
+        """Kill the engine as a crash would; `run` then starts it again."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def _live(self) -> float | None:
+        """Start the engine and wait for its end.
+
+        Returns:
+            Seconds that it was ready, None if it never was.
+        """
+        self._process = await GuardedProcess.start(
+            self.command, log_file=self.log_file, grace_s=self._policy.grace_s
+        )
+        death = asyncio.create_task(self._process.wait(), name=f"{self.name}: wait")
+        try:
+            if not await self._becomes_ready(death):
+                return None
+            ready_at = self._clock()
+            await self._change(EngineStatus(EngineState.READY, self.status.life))
+            status = await asyncio.shield(death)
+            await self._die(f"it ended with status {status}")
+            return self._clock() - ready_at
+        finally:
+            if not death.done():
+                await self._process.stop()
+            await death
+            self._process = None
+
+    async def _becomes_ready(self, death: asyncio.Task[int]) -> bool:
+        deadline = self._clock() + self._policy.ready_timeout_s
+        while not death.done():
+            if await self._probe(self.command.host, self.command.port) and not death.done():
+                return True
+            if self._clock() > deadline:
+                await self._die(f"it was not ready after {self._policy.ready_timeout_s:.0f} s")
+                return False
+            await asyncio.wait([death], timeout=self._policy.probe_every_s)
+        await self._die(f"it ended with status {death.result()} before it was ready")
+        return False
+
+    async def _die(self, problem: str) -> None:
+        await self._change(EngineStatus(EngineState.DEAD, self.status.life, problem))
+
+    async def _change(self, status: EngineStatus) -> None:
+        async with self._changed:
+            self.status = status
+            self._changed.notify_all()
+
+    def _pause_s(self, num_short_lives: int) -> float:
+        # The exponent is bounded as well: an engine may fail for weeks.
+        doubled = self._policy.first_pause_s * 2 ** min(max(num_short_lives - 1, 0), 20)
+        return float(min(doubled, self._policy.longest_pause_s))
+
+    def _last_words(self) -> str:
+        return (
+            f"{self.name} cannot start: {self.status.problem}; the end of its log {self.log_file}:"
+            f"\n{last_lines(self.log_file, _NUM_LOG_LINES)}"
+        )
