@@ -83,6 +83,7 @@ class _Worker:
     holders: dict[Medium, _Holder] = field(default_factory=dict)
     block_size: int | None = None
     windowed_groups: set[int | None] = field(default_factory=set)
+    truncated: bool = False
 
     def num_blocks(self) -> int:
         return sum(len(holder.hash_of) for holder in self.holders.values())
@@ -139,6 +140,7 @@ class RadixIndex:
         if worker is not None:
             for holder in worker.holders.values():
                 self._empty(holder)
+            worker.truncated = False
 
     def match(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
         """How many leading blocks each worker holds, whatever the medium; those with none are out.
@@ -189,6 +191,11 @@ class RadixIndex:
         """Tokens in a block of this worker, as its events say; None before the first of them."""
         worker = self._workers.get(worker_id)
         return None if worker is None else worker.block_size
+
+    def is_truncated(self, worker_id: WorkerId) -> bool:
+        """Whether the worker lost entries to a full index since it was last cleared or removed."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.truncated
 
     def _add_worker(self, worker_id: WorkerId) -> _Worker:
         slot = next(s for s in range(len(self._workers) + 1) if s not in self._worker_of_slot)
@@ -290,6 +297,7 @@ class RadixIndex:
                 key=lambda pair: len(pair[1].hash_of),
             )
             self._empty(holder)
+            self._workers[worker_id].truncated = True
             cleared.append(worker_id)
         return tuple(cleared)
 

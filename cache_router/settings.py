@@ -70,3 +70,5 @@ class Settings(BaseSettings):
     """Most (block, holder) entries the index keeps; the holder with the most gives way first."""
     kv_event_replay_timeout_s: PositiveFloat = 5.0
     """Seconds that an engine may take to answer a replay request before it counts as failed."""
+    kv_event_probe_s: PositiveFloat = 2.0
+    """Seconds of silence after which an engine is asked for a last event that may be lost."""
