@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
     """Every knob, its unit in its name, its meaning below it; `RADIXGATE_` and upper case."""
 
-    model_config = SettingsConfigDict(env_prefix="RADIXGATE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="RADIXGATE_", frozen=True, extra="ignore", populate_by_name=True
+    )
 
     # --- the front door ---
     host: str = "127.0.0.1"
@@ -52,6 +54,11 @@ class Settings(BaseSettings):
     # --- tokenizing ---
     tokenizer: Path | str | None = None
     """Folder (or hub id in the local cache) with tokenizer files; default: the model's `root`."""
+    hub_cache: Path = Field(
+        default=Path("~/.cache/huggingface/hub"),
+        validation_alias=AliasChoices("RADIXGATE_HUB_CACHE", "HF_HUB_CACHE"),
+    )
+    """Where models downloaded from a hub lie; nothing is downloaded by the gateway."""
     chat_template: Path | None = None
     """Jinja file that the engines were given with `--chat-template`, if they were."""
     tokenizer_threads: PositiveInt = 2
@@ -72,3 +79,20 @@ class Settings(BaseSettings):
     """Seconds that an engine may take to answer a replay request before it counts as failed."""
     kv_event_probe_s: PositiveFloat = 2.0
     """Seconds of silence after which an engine is asked for a last event that may be lost."""
+
+    # --- engines that `serve` and `worker` start ---
+    engines: int = Field(default=2, ge=1, le=64)
+    """How many engines `serve` starts."""
+    model: str | None = None
+    """Model folder or hub id to serve; default: SmolLM2-135M-Instruct, made by `make serve`."""
+    engine_python: Path | None = None
+    """A Python that has vLLM, to run the engines with; default: what `make serve` set up."""
+    engine_kv_cache_bytes: PositiveInt = 2 * 1024**3
+    """Bytes of KV cache of a CPU engine; a GPU engine takes what its GPU has."""
+    engine_max_model_len: PositiveInt | None = None
+    """Longest sequence in tokens; default: the model's, or less if the KV cache holds less."""
+    engine_tool_call_parser: str | None = None
+    """vLLM's name for the model's tool-call format, `hermes` for example; default: no tool calls
+    unless a request forces one."""
+    engine_ready_timeout_s: PositiveFloat = 900.0
+    """Seconds that an engine may take from its start until it answers."""

@@ -47,7 +47,7 @@ class Responder:
         """What the engine is told; unique."""
         theirs = header_of(scope, b"x-request-id")
         valid = theirs is not None and _REQUEST_ID.fullmatch(theirs) is not None
-        self._echoed_id = theirs if valid and theirs is not None else self.request_id.encode()
+        self.echoed_id = theirs if valid and theirs is not None else self.request_id.encode()
         self.started = False
         self.status = 0
         self.received_s = time.perf_counter()
@@ -60,7 +60,7 @@ class Responder:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", self._echoed_id)],
+                "headers": [*headers, (b"x-request-id", self.echoed_id)],
             }
         )
 
@@ -81,9 +81,9 @@ class Responder:
         """Send a whole JSON response."""
         await self.send_body(status, body, [_JSON, *headers])
 
-    async def send_error(self, error: ErrorResponse) -> None:
+    async def send_error(self, error: ErrorResponse, headers: Sequence[Header] = ()) -> None:
         """Send an error as a whole response."""
-        await self.send_json(error.status, error.body, error.headers)
+        await self.send_json(error.status, error.body, [*error.headers, *headers])
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

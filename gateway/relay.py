@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
@@ -23,9 +24,7 @@ _STREAM_HEADERS: tuple[Header, ...] = (
     (b"x-accel-buffering", b"no"),
 )
 # What a worker says that its caller needs; everything else is between it and us.
-_PASSED_ON = frozenset(
-    {b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", b"x-should-retry"}
-)
+_PASSED_ON = frozenset({b"content-type", b"retry-after", b"retry-after-ms", b"x-should-retry"})
 _MAX_BODY_BYTES = 256 * 1024 * 1024
 _MAX_EVENT_BYTES = 64 * 1024 * 1024
 _MAX_ERROR_BYTES = 1024 * 1024
@@ -69,7 +68,7 @@ async def relay_whole(
         raise UpstreamProtocolError(worker_id, f"refuses the gateway's own key (status {status})")
     headers = passed_headers(response) + extra
     if status >= 400:
-        body = await response.read_all(_MAX_ERROR_BYTES)
+        body = await _read_plain(response, worker_id, _MAX_ERROR_BYTES)
         if not is_openai_shape(body):
             error = wrap_upstream_error(status, body)
             kept = [header for header in headers if not header[0].startswith(b"content-")]
@@ -77,9 +76,31 @@ async def relay_whole(
             return None
         await responder.send_body(status, body, headers)
         return None
-    body = await response.read_all(_MAX_BODY_BYTES)
+    body = await _read_plain(response, worker_id, _MAX_BODY_BYTES)
     await responder.send_body(status, body, headers)
     return usage_of(body)
+
+
+async def _read_plain(response: UpstreamResponse, worker_id: str, limit_bytes: int) -> bytes:
+    """Read a whole body; unpack what was packed though identity was asked for.
+
+    Raises:
+        UpstreamError: It could not be read, or is packed in a way that callers were not offered.
+    """
+    body = await response.read_all(limit_bytes)
+    encoding = (response.header(b"content-encoding") or b"identity").lower()
+    if encoding == b"identity":
+        return body
+    if encoding != b"gzip":
+        raise UpstreamProtocolError(worker_id, f"sent a body with encoding {encoding!r}")
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        plain = unpacker.decompress(body, limit_bytes)
+    except zlib.error as error:
+        raise UpstreamProtocolError(worker_id, f"sent a broken gzip body: {error}") from error
+    if not unpacker.eof:
+        raise UpstreamProtocolError(worker_id, "sent a gzip body that is cut off or too long")
+    return plain
 
 
 async def relay_stream(
@@ -99,6 +120,8 @@ async def relay_stream(
     Only whole events leave, so that an error event never lands in the middle of one. A stream that
     ends early ends in an error event and `[DONE]`: clients take a clean end for success.
     """
+    if response.header(b"content-encoding") not in (None, b"identity"):
+        raise UpstreamProtocolError(worker_id, "sent a packed stream though identity was asked for")
     judge = StreamJudge(hide_usage=hide_usage)
     splitter = EventSplitter(worker_id, _MAX_EVENT_BYTES)
     await responder.start(response.status, [*passed_headers(response), *_STREAM_HEADERS, *extra])
