@@ -1,1 +1,1 @@
-"""Tokenizing exactly as the engine does, so that prefixes can be looked up before routing."""
+"""Token ids at the gateway, exactly as the engine will compute them, or none at all."""
