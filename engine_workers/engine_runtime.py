@@ -104,11 +104,16 @@ def load_runtime(workspace: Workspace, engine_python: Path | None) -> EngineRunt
         here = existing_runtime(None)
         if here is not None:
             return here
-        raise ConfigurationError("engine", f"no vLLM was set up here; {advice}") from None
+        raise ConfigurationError(
+            "RADIXGATE_ENGINE_PYTHON", f"no vLLM was set up here; {advice}"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            "engine", f"{workspace.runtime_file} cannot be read ({error}); {advice}"
+            "RADIXGATE_ENGINE_PYTHON",
+            f"{workspace.runtime_file} cannot be read ({error}); {advice}",
         ) from error
     if not runtime.python.exists():
-        raise ConfigurationError("engine", f"{runtime.python} does not exist; {advice}")
+        raise ConfigurationError(
+            "RADIXGATE_ENGINE_PYTHON", f"{runtime.python} does not exist; {advice}"
+        )
     return runtime

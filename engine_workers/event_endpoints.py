@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +41,20 @@ def tcp_endpoints(port: int) -> EventEndpoints:
     return EventEndpoints(f"tcp://*:{port}", f"tcp://*:{port + 1}")
 
 
-def socket_folder(preferred: Path) -> Path:
+@contextmanager
+def socket_folder(preferred: Path) -> Iterator[Path]:
     """A folder, for this user only, whose sockets have short enough paths.
 
     Args:
-        preferred: Used if the paths of sockets in it are short enough; else a new temporary one is.
+        preferred: Used if the paths of sockets in it are short enough; else a temporary folder is,
+            and is removed at the end.
     """
     if len(bytes(preferred / _LONGEST_NAME)) > _MAX_SOCKET_PATH_BYTES:
         # Not below `TMPDIR`, which may be as long.
-        return Path(tempfile.mkdtemp(prefix="radixgate-", dir="/tmp"))
+        with tempfile.TemporaryDirectory(prefix="radixgate-", dir="/tmp") as temporary:
+            yield Path(temporary)
+        return
     preferred.mkdir(parents=True, exist_ok=True)
     # Events carry the token ids of prompts.
     preferred.chmod(0o700)
-    return preferred
+    yield preferred

@@ -37,19 +37,21 @@ def require_cpu_engine_support(
     machine = machine or platform.machine()
     if system != "linux":
         raise ConfigurationError(
-            "engine", f"vLLM's CPU build needs Linux, this is {system}; use a Linux machine or VM"
+            "RADIXGATE_ENGINE_PYTHON",
+            f"vLLM's CPU build needs Linux, this is {system}; use a Linux machine or VM",
         )
     if machine in ("aarch64", "arm64"):
         return
     if machine not in ("x86_64", "AMD64"):
         raise ConfigurationError(
-            "engine", f"vLLM's CPU build is for x86-64 and ARM64, this CPU is {machine}"
+            "RADIXGATE_ENGINE_PYTHON",
+            f"vLLM's CPU build is for x86-64 and ARM64, this CPU is {machine}",
         )
     flags = _cpu_flags(cpuinfo)
     missing = sorted({"avx2", "fma", "f16c"} - flags)
     if missing:
         raise ConfigurationError(
-            "engine",
+            "CPU",
             f"this CPU has no {', '.join(missing)}, which vLLM's CPU build needs; use a machine "
             "with AVX2, or pass the host's CPU through to the virtual machine",
         )

@@ -49,7 +49,8 @@ def resolve_model(model: str) -> ModelSource:
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_like_path or not _HUB_ID.fullmatch(model):
         raise ConfigurationError(
-            "MODEL", f"there is no folder {model}; give a Hugging Face model folder or a hub id"
+            "RADIXGATE_MODEL",
+            f"there is no folder {model}; give a Hugging Face model folder or a hub id",
         )
     return ModelSource(model, model, None)
 
@@ -64,10 +65,12 @@ def check_model_folder(folder: Path) -> int | None:
         ConfigurationError: Names the first file that is missing or broken.
     """
     if not folder.is_dir():
-        raise ConfigurationError("MODEL", f"{folder} is a file; give the folder it is in")
+        raise ConfigurationError("RADIXGATE_MODEL", f"{folder} is a file; give the folder it is in")
     config = _read_json(folder, "config.json")
     if not isinstance(config, dict) or not config.get("architectures"):
-        raise ConfigurationError("MODEL", f"{folder}/config.json names no `architectures`")
+        raise ConfigurationError(
+            "RADIXGATE_MODEL", f"{folder}/config.json names no `architectures`"
+        )
     slow = (folder / "tokenizer.model").is_file()
     slow |= (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
     if not slow:
@@ -80,7 +83,8 @@ def check_model_folder(folder: Path) -> int | None:
     if any(folder.glob("*.bin")):
         return None
     raise ConfigurationError(
-        "MODEL", f"{folder} has no weights: model.safetensors is missing; download them again"
+        "RADIXGATE_MODEL",
+        f"{folder} has no weights: model.safetensors is missing; download them again",
     )
 
 
@@ -88,7 +92,7 @@ def _shards(folder: Path) -> list[str]:
     index = _read_json(folder, _INDEX)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigurationError("MODEL", f"{folder}/{_INDEX} has no `weight_map`")
+        raise ConfigurationError("RADIXGATE_MODEL", f"{folder}/{_INDEX} has no `weight_map`")
     return sorted({str(name) for name in weight_map.values()})
 
 
@@ -96,10 +100,12 @@ def _read_json(folder: Path, name: str) -> Any:
     try:
         return json.loads((folder / name).read_bytes())
     except FileNotFoundError:
-        raise ConfigurationError("MODEL", f"{folder} has no {name}; copy it there") from None
+        raise ConfigurationError(
+            "RADIXGATE_MODEL", f"{folder} has no {name}; copy it there"
+        ) from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            "MODEL", f"{folder}/{name} cannot be read ({error}); download it again"
+            "RADIXGATE_MODEL", f"{folder}/{name} cannot be read ({error}); download it again"
         ) from error
 
 
@@ -120,14 +126,16 @@ def count_parameters(file: Path) -> int:
         num_parameters = sum(math.prod(entry["shape"]) for entry in tensors)
         size = file.stat().st_size
     except FileNotFoundError:
-        raise ConfigurationError("MODEL", f"{file} is missing; download it again") from None
+        raise ConfigurationError(
+            "RADIXGATE_MODEL", f"{file} is missing; download it again"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ConfigurationError(
-            "MODEL", f"{file} is not a safetensors file ({error}); download it again"
+            "RADIXGATE_MODEL", f"{file} is not a safetensors file ({error}); download it again"
         ) from error
     if size != 8 + header_bytes + data_end:
         raise ConfigurationError(
-            "MODEL",
+            "RADIXGATE_MODEL",
             f"{file} has {size} bytes and should have {8 + header_bytes + data_end}; "
             "download it again",
         )

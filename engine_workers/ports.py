@@ -33,6 +33,11 @@ def is_free(host: str, port: int) -> bool:
 def require_free(host: str, port: int, setting: str) -> None:
     """Check an address before anything slow is started for it.
 
+    Args:
+        host: Address to listen on, as `RADIXGATE_HOST` says.
+        port: 0 is always free: the kernel picks one.
+        setting: Where the port comes from.
+
     Raises:
         ConfigurationError: Another process listens there, or `host` is not this machine's.
     """
@@ -40,7 +45,8 @@ def require_free(host: str, port: int, setting: str) -> None:
         free = port == 0 or is_free(host, port)
     except OSError as error:
         raise ConfigurationError(
-            setting, f"cannot listen on {host} ({error.strerror or error}); use this host's address"
+            "RADIXGATE_HOST",
+            f"cannot listen on {host} ({error.strerror or error}); use an address of this machine",
         ) from error
     if not free:
         raise ConfigurationError(
@@ -65,7 +71,8 @@ def free_ports(num_ports: int, first: int, host: str = "127.0.0.1") -> list[int]
     found = list(islice((port for port in candidates if is_free(host, port)), num_ports))
     if len(found) < num_ports:
         raise ConfigurationError(
-            "PORT", f"too few free ports follow {first} for {num_ports} engines; choose another"
+            "RADIXGATE_PORT",
+            f"too few free ports follow {first} for {num_ports} engines; choose another",
         )
     return found
 

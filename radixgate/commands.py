@@ -1,0 +1,211 @@
+"""The commands and their flags; what they do is in modules of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from cache_router.settings import Settings
+from engine_workers.workspace import Workspace
+from radixgate import __version__
+from radixgate.load_settings import configure_logging, load_settings
+
+_GIB = 1024**3
+_PASS_ON = {"allow_extra_args": True}
+
+app = typer.Typer(
+    name="radixgate",
+    help="An OpenAI-compatible gateway that routes each request to the vLLM engine that already "
+    "holds its KV cache. Every setting is also a RADIXGATE_ environment variable; flags win.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain text: examples keep their lines, and an error is one line that scripts can read.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]
+Port = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port to listen on.  [default: 8080]")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Hugging Face model folder, or hub id.  [default: SmolLM2-135M-Instruct]"),
+]
+ChatTemplate = Annotated[
+    Path | None, typer.Option(help="Jinja file to use instead of the model's own chat template.")
+]
+KvCacheGib = Annotated[
+    float | None,
+    typer.Option(min=0.05, help="GiB of KV cache of an engine on the CPU.  [default: 2]"),
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=1, help="Longest sequence in tokens.  [default: what fits]")
+]
+ToolCallParser = Annotated[
+    str | None, typer.Option(help="vLLM's parser for the model's tool calls, e.g. hermes.")
+]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+
+
+@app.command(context_settings=_PASS_ON)
+def serve(
+    context: typer.Context,
+    host: Host = None,
+    port: Port = None,
+    engines: Annotated[
+        int | None, typer.Option(min=1, help="How many engines to start.  [default: 2]")
+    ] = None,
+    model: Model = None,
+    chat_template: ChatTemplate = None,
+    kv_cache_gib: KvCacheGib = None,
+    max_model_len: MaxModelLen = None,
+    tool_call_parser: ToolCallParser = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Start engines and a gateway in front of them; Ctrl-C ends all of it.
+
+    What follows `--` goes to vLLM.
+
+    \b
+    Examples:
+      radixgate serve
+      radixgate serve --port 9000 --engines 1 --model ./models/Qwen3-0.6B
+      radixgate serve --tool-call-parser hermes -- --max-num-seqs 64
+    """  # noqa: D301 - click keeps the lines of a paragraph that starts with this character
+    from radixgate.serve import plan_serve
+    from radixgate.serve import serve as run_serve
+
+    settings = load_settings(
+        host=host,
+        port=port,
+        engines=engines,
+        model=model,
+        chat_template=chat_template,
+        engine_kv_cache_bytes=_bytes(kv_cache_gib),
+        engine_max_model_len=max_model_len,
+        engine_tool_call_parser=tool_call_parser,
+        log_level=log_level,
+    )
+    configure_logging(settings)
+    plan = plan_serve(settings, Workspace.current(), context.args)
+    # After the plan: what is wrong with it should not have to wait for these imports.
+    from gateway.server import run_gateway
+
+    _run_async(run_serve(plan, run_gateway))
+
+
+@app.command()
+def gateway(
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="URL of a vLLM server; once for each. What cannot be discovered may follow: "
+            "URL,model=NAME,max-model-len=N,events=ENDPOINT,replay=ENDPOINT"
+        ),
+    ] = None,
+    host: Host = None,
+    port: Port = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Folder with tokenizer files.  [default: where the workers' model is]"),
+    ] = None,
+    chat_template: ChatTemplate = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Serve in front of vLLM servers that already run.
+
+    \b
+    Examples:
+      radixgate gateway --worker http://10.0.0.1:8000 --worker http://10.0.0.2:8000
+      radixgate gateway --host 0.0.0.0 --port 8080 --worker http://127.0.0.1:8000 \\
+        --tokenizer ./models/Qwen3-0.6B
+    """  # noqa: D301 - click keeps the lines of a paragraph that starts with this character
+    from gateway.server import run_gateway
+
+    settings = load_settings(
+        host=host,
+        port=port,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        log_level=log_level,
+    )
+    configure_logging(settings)
+    _run_async(run_gateway(settings, worker or [], ready=lambda: _say_listening(settings)))
+
+
+@app.command(context_settings=_PASS_ON)
+def worker(
+    context: typer.Context,
+    host: Host = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    model: Model = None,
+    kv_events_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65534,
+            help="TCP port for KV events, the next one for their replay, on all interfaces: "
+            "for a gateway on another machine. Events show prompts' token ids.  "
+            "[default: Unix sockets]",
+        ),
+    ] = None,
+    chat_template: ChatTemplate = None,
+    kv_cache_gib: KvCacheGib = None,
+    max_model_len: MaxModelLen = None,
+    tool_call_parser: ToolCallParser = None,
+) -> None:
+    """Run one vLLM engine that a gateway can follow; it uses the cores it may run on.
+
+    What follows `--` goes to vLLM.
+
+    \b
+    Examples:
+      radixgate worker --port 8000 --model ./models/Qwen3-0.6B
+      taskset -c 0-7 radixgate worker --port 8000
+      radixgate worker --host 0.0.0.0 --kv-events-port 5557 -- --max-num-seqs 64
+    """  # noqa: D301 - click keeps the lines of a paragraph that starts with this character
+    from radixgate.worker import run_worker
+
+    settings = load_settings(
+        host=host,
+        model=model,
+        chat_template=chat_template,
+        engine_kv_cache_bytes=_bytes(kv_cache_gib),
+        engine_max_model_len=max_model_len,
+        engine_tool_call_parser=tool_call_parser,
+    )
+    configure_logging(settings)
+    _run_async(
+        run_worker(
+            settings,
+            Workspace.current(),
+            port=port,
+            events_port=kv_events_port,
+            vllm_arguments=context.args,
+        )
+    )
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"radixgate {__version__}")
+
+
+def _run_async(work: Coroutine[None, None, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+def _say_listening(settings: Settings) -> None:
+    print(f"listening on http://{settings.host}:{settings.port}", flush=True)
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else round(gib * _GIB)

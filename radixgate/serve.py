@@ -1,0 +1,134 @@
+"""All in one: engines and a gateway in front of them, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+
+from cache_router.settings import Settings
+from engine_workers.event_endpoints import socket_folder
+from engine_workers.fleet import Fleet, FleetPlan, engine_specs
+from engine_workers.hardware import usable_cores
+from engine_workers.health_probe import is_healthy
+from engine_workers.ports import any_free_ports, free_ports, require_free
+from engine_workers.supervisor import SupervisionPolicy
+from engine_workers.workspace import Workspace
+from radixgate.engine_plan import plan_engines
+from radixgate.startup_display import show_startup
+
+_READY_EVERY_S = 0.1
+
+
+class RunGateway(Protocol):
+    """Serves in front of the given workers until `stop` is set."""
+
+    async def __call__(
+        self, settings: Settings, worker_urls: Sequence[str], *, stop: asyncio.Event
+    ) -> None:
+        """Serve.
+
+        Raises:
+            ConfigurationError: The port cannot be listened on.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """All that is decided before anything starts."""
+
+    settings: Settings
+    fleet: FleetPlan
+    workspace: Workspace
+
+
+def plan_serve(
+    settings: Settings, workspace: Workspace, vllm_arguments: Sequence[str]
+) -> ServePlan:
+    """Decide everything, and refuse what cannot work while that costs nothing yet.
+
+    Raises:
+        ConfigurationError: The port is taken, or the engines cannot work, see `plan_engines`.
+    """
+    if settings.port == 0:
+        settings = settings.model_copy(update={"port": any_free_ports(1, settings.host)[0]})
+    require_free(settings.host, settings.port, "RADIXGATE_PORT")
+    if "route_headers" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"route_headers": True})
+    ports = free_ports(settings.engines, settings.port + 1)
+    return ServePlan(settings, plan_engines(settings, workspace, ports, vllm_arguments), workspace)
+
+
+async def serve(plan: ServePlan, run_gateway: RunGateway) -> None:
+    """Start the engines, then the gateway; end everything at SIGINT or SIGTERM.
+
+    Args:
+        plan: From `plan_serve`.
+        run_gateway: `gateway.server.run_gateway`.
+
+    Raises:
+        RadixgateError: Alone or in a group: an engine or the gateway could not be started.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    began_at = time.monotonic()
+    logs = plan.workspace.logs
+    with socket_folder(plan.workspace.sockets) as sockets:
+        fleet = Fleet(
+            engine_specs(plan.fleet, usable_cores(), sockets),
+            log_folder=logs,
+            environment=os.environ,
+            policy=SupervisionPolicy(ready_timeout_s=plan.settings.engine_ready_timeout_s),
+        )
+        model = plan.fleet.model.served_name
+        print(f"starting {len(fleet.engines)} engines for {model}; logs in {logs}", flush=True)
+        async with asyncio.TaskGroup() as tasks:
+            supervision = tasks.create_task(fleet.run(), name="engines")
+            await _unless(stop, show_startup(fleet.engines, Console()))
+            if not stop.is_set():
+                announcing = tasks.create_task(_announce(plan, began_at), name="announcement")
+                await run_gateway(plan.settings, fleet.urls, stop=stop)
+                announcing.cancel()
+            print("stopping ...", flush=True)
+            supervision.cancel()
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    """Do the work to its end, or until `stop` is set."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+    finally:
+        working.cancel()
+        stopping.cancel()
+
+
+async def _announce(plan: ServePlan, began_at: float) -> None:
+    """Say how to use it, once the gateway has seen an engine and a request can succeed."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(plan.settings.host, plan.settings.host)
+    port = plan.settings.port
+    # Only an HTTP answer tells when the gateway has found the engines: there is no event to await.
+    while not await is_healthy(host, port, path="/ready"):  # noqa: ASYNC110 - see above
+        await asyncio.sleep(_READY_EVERY_S)
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    model = plan.fleet.model.served_name
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = json.dumps({"model": model, "messages": [question], "temperature": 0})
+    print(
+        f"ready after {time.monotonic() - began_at:.0f} s: {base} serves {model} from "
+        f"{len(plan.fleet.ports)} engines; Ctrl-C ends it. Try:\n"
+        f"curl {base}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        flush=True,
+    )
