@@ -12,6 +12,7 @@ RadixgateError
 ├── OverloadedError               too much is in flight already
 ├── UpstreamError                 a worker failed us
 │   ├── UpstreamUnreachableError
+│   │   └── UpstreamStaleError
 │   ├── UpstreamTimeoutError
 │   ├── UpstreamProtocolError
 │   └── UpstreamIncompleteError
@@ -123,6 +124,10 @@ class UpstreamError(RadixgateError):
 
 class UpstreamUnreachableError(UpstreamError):
     """Refused, reset or closed before a response's head had come."""
+
+
+class UpstreamStaleError(UpstreamUnreachableError):
+    """A kept-alive connection closed when it was used again: that says little of the worker."""
 
 
 class UpstreamTimeoutError(UpstreamError):

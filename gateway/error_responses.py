@@ -27,6 +27,7 @@ from cache_router.errors import (
     UpstreamError,
     UpstreamIncompleteError,
     UpstreamProtocolError,
+    UpstreamStaleError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
@@ -97,6 +98,9 @@ SHAPES: dict[type[RadixgateError], _Shape] = {
         503, _SERVER, "server_is_overloaded", "The server is overloaded. Try again shortly."
     ),
     UpstreamUnreachableError: _Shape(
+        502, _SERVER, "upstream_unreachable", "The worker for this request could not be reached."
+    ),
+    UpstreamStaleError: _Shape(
         502, _SERVER, "upstream_unreachable", "The worker for this request could not be reached."
     ),
     UpstreamTimeoutError: _Shape(

@@ -10,7 +10,12 @@ import logging
 import time
 from dataclasses import dataclass
 
-from cache_router.errors import RadixgateError, UpstreamError, UpstreamUnreachableError
+from cache_router.errors import (
+    RadixgateError,
+    UpstreamError,
+    UpstreamStaleError,
+    UpstreamUnreachableError,
+)
 from cache_router.reservation import Reservation
 from cache_router.types import RouteDecision, RouteQuery, WorkerId
 from gateway.asgi import (
@@ -134,10 +139,12 @@ class GenerationEndpoint:
                     services, scope, responder, request, tokenized, decision, reservation, progress
                 )
                 try:
-                    await attempted.run(body)
+                    await attempted.run(body, fresh=attempt > 0)
                 except UpstreamUnreachableError as error:
-                    services.discovery.suspect(decision.worker_id)
-                    excluded |= {decision.worker_id}
+                    # Nothing is known against a worker whose idle connection had gone stale.
+                    if not isinstance(error, UpstreamStaleError):
+                        services.discovery.suspect(decision.worker_id)
+                        excluded |= {decision.worker_id}
                     others = len(services.registry.workers_for(request.model)) - len(excluded)
                     if responder.started or attempt + 1 == _MAX_ATTEMPTS or not others:
                         raise
@@ -170,8 +177,8 @@ class _Attempt:
         self._reservation = reservation
         self._progress = progress
 
-    async def run(self, body: bytes) -> None:
-        """Send the request and pass the answer on.
+    async def run(self, body: bytes, *, fresh: bool) -> None:
+        """Send the request, on a `fresh` connection if need be, and pass the answer on.
 
         Raises:
             UpstreamError: The worker failed before anything was sent to the client.
@@ -189,6 +196,7 @@ class _Attempt:
                 self._request.endpoint.value,
                 self._headers(target.dp_rank),
                 body,
+                fresh=fresh,
             )
             try:
                 if is_event_stream(response) and response.status == 200:

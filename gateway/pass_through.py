@@ -58,7 +58,7 @@ class PassThroughEndpoint:
         body = JsonBody(raw)
         root = services.prompt_root(model_of(body), None)
         worker_id = services.router.route(RouteQuery(root, ())).worker_id
-        response = await services.client.send(
+        response = await services.client.send_repeatable(
             worker_id,
             services.discovery.target(worker_id).origin,
             b"POST",

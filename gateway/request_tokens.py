@@ -55,7 +55,7 @@ class EngineTokenizer:
         worker_id = self._router.route(RouteQuery(root, ())).worker_id
         info = self._registry.get(worker_id)
         assert info is not None, "the router only names workers of the registry"
-        response = await self._client.send(
+        response = await self._client.send_repeatable(
             worker_id,
             Origin.parse(info.url),
             b"POST",

@@ -13,6 +13,7 @@ from cache_router.errors import (
     ConfigurationError,
     UpstreamIncompleteError,
     UpstreamProtocolError,
+    UpstreamStaleError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
@@ -165,10 +166,24 @@ class UpstreamClient:
         body: bytes = b"",
         *,
         header_timeout_s: float | None = None,
+        fresh: bool = False,
     ) -> UpstreamResponse:
         """Send a request and wait for the response's head.
 
+        Nothing is sent twice: whether a request may be tried again is for the caller to know.
+
+        Args:
+            worker_id: Names the worker in errors.
+            origin: Where it listens.
+            method: `GET` or `POST`.
+            path: Below the origin's base path.
+            headers: What to send beside what every request carries.
+            body: May be empty.
+            header_timeout_s: Seconds to wait for the head; the settings' limit if not given.
+            fresh: Whether to open a connection even if an idle one is kept.
+
         Raises:
+            UpstreamStaleError: An idle connection was used and closed without a byte.
             UpstreamUnreachableError: Refused, reset or closed before a head.
             UpstreamTimeoutError: No connection or no head in time.
         """
@@ -180,20 +195,55 @@ class UpstreamClient:
             body,
         )
         limit_s = self._header_timeout_s if header_timeout_s is None else header_timeout_s
-        connection = self._take_idle(origin)
-        if connection is not None:
-            try:
-                return await self._exchange(worker_id, origin, connection, request, limit_s)
-            except ConnectionClosedError as error:
-                # A worker may close an idle connection at the moment we use it. If it has not
-                # answered a byte it has not begun, and a fresh connection shows whether it lives.
-                if error.answered:
-                    raise UpstreamUnreachableError(worker_id, str(error)) from error
-        connection = await self._connect(worker_id, origin)
+        idle = None if fresh else self._take_idle(origin)
+        connection = idle or await self._connect(worker_id, origin)
         try:
             return await self._exchange(worker_id, origin, connection, request, limit_s)
         except ConnectionClosedError as error:
+            if idle is not None and not error.answered:
+                raise UpstreamStaleError(worker_id, str(error)) from error
             raise UpstreamUnreachableError(worker_id, str(error)) from error
+
+    async def send_repeatable(
+        self,
+        worker_id: str,
+        origin: Origin,
+        method: bytes,
+        path: str,
+        headers: Sequence[Header] = (),
+        body: bytes = b"",
+        *,
+        header_timeout_s: float | None = None,
+    ) -> UpstreamResponse:
+        """Do as `send`, and once more if a stale connection is in the way.
+
+        For requests that change nothing and cost little.
+
+        Raises:
+            UpstreamUnreachableError: As `send`.
+            UpstreamTimeoutError: As `send`.
+        """
+        try:
+            return await self.send(
+                worker_id,
+                origin,
+                method,
+                path,
+                headers,
+                body,
+                header_timeout_s=header_timeout_s,
+            )
+        except UpstreamStaleError:
+            return await self.send(
+                worker_id,
+                origin,
+                method,
+                path,
+                headers,
+                body,
+                header_timeout_s=header_timeout_s,
+                fresh=True,
+            )
 
     async def _exchange(
         self,

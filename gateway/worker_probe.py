@@ -61,7 +61,7 @@ class WorkerProbe:
         self._timeout_s = timeout_s
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        response = await self._client.send(
+        response = await self._client.send_repeatable(
             self._url, self._origin, b"GET", path, header_timeout_s=self._timeout_s
         )
         try:

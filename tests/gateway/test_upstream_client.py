@@ -10,6 +10,7 @@ from cache_router.errors import (
     ConfigurationError,
     UpstreamIncompleteError,
     UpstreamProtocolError,
+    UpstreamStaleError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
@@ -71,7 +72,7 @@ async def client() -> AsyncIterator[UpstreamClient]:
 
 
 async def exchange(client: UpstreamClient, origin: Origin, body: bytes = b"{}") -> bytes:
-    response = await client.send("w", origin, b"POST", "/v1/x", (), body)
+    response = await client.send_repeatable("w", origin, b"POST", "/v1/x", (), body)
     try:
         return await response.read_all(1 << 20)
     finally:
@@ -125,6 +126,22 @@ async def test_a_stale_connection_is_replaced_once(client: UpstreamClient) -> No
         assert await exchange(client, server.origin) == b"x"
         await closed.wait()
         assert server.num_connections == 2
+
+
+async def test_a_stale_connection_is_told_to_who_must_not_repeat_a_request(
+    client: UpstreamClient,
+) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+        await writer.drain()
+        await read_request(reader)
+
+    async with scripted(handler) as server:
+        assert await exchange(client, server.origin) == b"x"
+        with pytest.raises(UpstreamStaleError):
+            await client.send("w", server.origin, b"POST", "/", (), b"{}")
+        assert server.num_connections == 1
 
 
 async def test_a_body_that_ends_with_its_connection_is_whole(client: UpstreamClient) -> None:
