@@ -74,7 +74,7 @@ class Environment:
         unfinished.touch()
         outcome = self._pip(step, (), log_file, progress)
         if outcome.not_found and step.fallback_index:
-            progress.update(0.0, f"not on the configured index, asking {step.fallback_index}")
+            progress.note(f"not on the configured index, asking {step.fallback_index}")
             extra = ("--index-url", step.fallback_index)
             outcome = self._pip(step, extra, log_file, progress)
         if outcome.succeeded or not outcome.install_began:
@@ -96,7 +96,7 @@ class Environment:
         arguments = ["install", "--no-deps", "--no-input", "--progress-bar", "off"]
         return PipRun(
             self.python,
-            [*arguments, *extra, *step.arguments],
+            [*arguments, *step.arguments, *extra],
             num_requirements=_count_requirements(step.source),
             site_packages=_site_packages(self.folder),
             log_file=log_file,

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from engine_workers.process_tree import members_of_session
 
 # How much longer than the engine's own grace the guardian may take to end everything.
 _GUARDIAN_SLACK_S = 4.0
+_POLL_S = 0.02
 _TAIL_BYTES = 65536
 
 
@@ -76,7 +78,7 @@ class GuardedProcess:
         """
         status = await self._guardian.wait()
         if status < 0:  # the guardian was killed and could not clean up
-            self._kill_session()
+            await self._kill_session()
         return status
 
     async def stop(self) -> int:
@@ -87,7 +89,7 @@ class GuardedProcess:
             async with asyncio.timeout(self._grace_s + _GUARDIAN_SLACK_S):
                 return await self.wait()
         except TimeoutError:
-            self._kill_session()
+            await self._kill_session()
             return await self._guardian.wait()
 
     def kill(self) -> None:
@@ -95,9 +97,13 @@ class GuardedProcess:
         for pid in members_of_session(self.session_id) - {self.session_id}:
             _kill(pid)
 
-    def _kill_session(self) -> None:
-        for pid in members_of_session(self.session_id):
-            _kill(pid)
+    async def _kill_session(self) -> None:
+        # Again and again, since a process may have been born while the list was made.
+        deadline = time.monotonic() + _GUARDIAN_SLACK_S
+        while (left := members_of_session(self.session_id)) and time.monotonic() < deadline:
+            for pid in left:
+                _kill(pid)
+            await asyncio.sleep(_POLL_S)
 
 
 def _kill(pid: int) -> None:

@@ -62,6 +62,10 @@ class StepProgress:
         bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
         self._write_now(f"{self._label()} [{bar}] {self._elapsed_s():3.0f} s  {detail}")
 
+    def note(self, text: str) -> None:
+        """Show something that must not be missed."""
+        self._write_now(f"{self._label()}: {text}")
+
     def end(self, note: str = "done") -> None:
         """Finish the step and leave one line behind."""
         self._write_now(f"{self._label()}: {note} ({self._elapsed_s():.0f} s)")

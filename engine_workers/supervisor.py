@@ -52,6 +52,12 @@ class SupervisionPolicy:
     stable_after_s: float = 60.0
     """An engine that was ready for so long starts again with the first pause."""
 
+    def pause_s(self, num_short_lives: int) -> float:
+        """Seconds before the next start, after so many lives in a row that were not stable."""
+        # The exponent is bounded as well: an engine may fail for weeks.
+        doubled = self.first_pause_s * 2.0 ** min(max(num_short_lives - 1, 0), 20)
+        return min(doubled, self.longest_pause_s)
+
 
 HealthProbe = Callable[[str, int], Awaitable[bool]]
 
@@ -104,7 +110,7 @@ class EngineSupervisor:
                     raise EngineError(self._last_words())
                 long_enough = ready_s is not None and ready_s >= self._policy.stable_after_s
                 num_short_lives = 0 if long_enough else num_short_lives + 1
-                await asyncio.sleep(self._pause_s(num_short_lives))
+                await asyncio.sleep(self._policy.pause_s(num_short_lives))
                 await self._change(EngineStatus(life=self.status.life + 1))
         finally:
             await self._change(EngineStatus(EngineState.STOPPED, self.status.life))
@@ -168,11 +174,6 @@ class EngineSupervisor:
         async with self._changed:
             self.status = status
             self._changed.notify_all()
-
-    def _pause_s(self, num_short_lives: int) -> float:
-        # The exponent is bounded as well: an engine may fail for weeks.
-        doubled = self._policy.first_pause_s * 2 ** min(max(num_short_lives - 1, 0), 20)
-        return float(min(doubled, self._policy.longest_pause_s))
 
     def _last_words(self) -> str:
         return (
