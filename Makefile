@@ -28,7 +28,7 @@ test:
 
 bench:
 	@$(PYTHON) -m engine_workers.bootstrap
-	@exec .venv/bin/python -m benchmarks.multi_turn $(ARGS)
+	@exec .venv/bin/python -m benchmarks $(ARGS)
 
 lint:
 	@$(PYTHON) -m engine_workers.bootstrap --tests --without-engine
