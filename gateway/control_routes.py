@@ -34,19 +34,22 @@ def control_routes(services: Services) -> APIRouter:
         error = error_response(UnknownModelError(model_id))
         return Response(error.body, error.status, media_type="application/json")
 
-    @router.api_route("/live", methods=["GET", "HEAD"], tags=["operations"])
+    @router.head("/live", include_in_schema=False)
+    @router.get("/live", tags=["operations"])
     async def live() -> dict[str, str]:
         """Say that the process runs."""
         return {"status": "alive"}
 
-    @router.api_route("/ready", methods=["GET", "HEAD"], tags=["operations"])
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", tags=["operations"])
     async def ready() -> Response:
         """Say whether a request can be answered: some worker is up."""
         if is_ready(services):
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready"}, 503, {"retry-after": "1"})
 
-    @router.api_route("/health", methods=["GET", "HEAD"], tags=["operations"])
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", tags=["operations"])
     async def health() -> dict[str, Any]:
         """Describe workers, models, tokenizers and the index, for people."""
         return health_report(services)
