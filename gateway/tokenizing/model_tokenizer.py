@@ -61,6 +61,7 @@ class ModelTokenizer:
         self._special_tokens = resolve_special_tokens(files, tokenizer)
         self._templates = templates
         self._surroundings = _read_surroundings(files.backend.get("post_processor"))
+        _check_surroundings(self._surroundings, tokenizer)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self._max_token_chars = max(map(len, vocabulary), default=0)
         self._cleans_up_spaces = bool(files.config.get("clean_up_tokenization_spaces")) and (
@@ -235,7 +236,9 @@ def _read_surroundings(post_processor: Any) -> _Surroundings:
         around = _Surroundings()
         for step in post_processor.get("processors") or []:
             inner = _read_surroundings(step)
-            around = _Surroundings(inner.before + around.before, around.after + inner.after)
+            if len(around) and len(inner):
+                raise TokenizerError("tokenizer.json's post-processor wraps the prompt twice")
+            around = inner if len(inner) else around
         return around
     if post_processor.get("type") != "TemplateProcessing":
         raise TokenizerError(f"tokenizer.json post-processes with {post_processor.get('type')}")
@@ -251,3 +254,10 @@ def _read_surroundings(post_processor: Any) -> _Surroundings:
     if num_texts != 1:
         raise TokenizerError("tokenizer.json's post-processor repeats the prompt")
     return _Surroundings(tuple(before), tuple(after))
+
+
+def _check_surroundings(around: _Surroundings, tokenizer: Tokenizer) -> None:
+    """Try the post-processor once, and refuse it if it does anything else than was read."""
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    if tokenizer.encode("a").ids != [*around.before, *bare, *around.after]:
+        raise TokenizerError("tokenizer.json's post-processor does more than wrap the prompt")

@@ -46,8 +46,11 @@ _WORD_END = r"[A-Za-z0-9](?= )"
 class TextCuts:
     """The places of one tokenizer, as a rule that any text can be walked with."""
 
-    def __init__(self, backend: Mapping[str, Any]) -> None:
+    def __init__(
+        self, backend: Mapping[str, Any], min_segment_chars: int = MIN_SEGMENT_CHARS
+    ) -> None:
         """Derive the rule from `backend`, the content of a `tokenizer.json`."""
+        self._min_segment_chars = min_segment_chars
         tokens: list[Mapping[str, Any]] = backend.get("added_tokens") or []
         pre_tokenizers = _flattened(backend.get("pre_tokenizer"), "pretokenizers")
         alternatives: list[str] = []
@@ -65,14 +68,14 @@ class TextCuts:
         self._places = re.compile("|".join(alternatives)) if alternatives else None
 
     def segments(self, text: str) -> Iterator[str]:
-        """Cut `text` at the first place behind each run of `MIN_SEGMENT_CHARS` characters.
+        """Cut `text` at the first place behind each run of `min_segment_chars` characters.
 
         Of what lies behind a segment only the next character is looked at, so texts that begin
         alike begin with the same segments. The last one ends where the text ends, cut or not.
         """
         start = 0
         while self._places is not None:
-            place = self._places.search(text, start + MIN_SEGMENT_CHARS)
+            place = self._places.search(text, start + self._min_segment_chars)
             if place is None or place.end() == len(text):
                 break
             yield text[start : place.end()]

@@ -265,7 +265,7 @@ def _role_bodies() -> Iterable[dict[str, Any]]:
 
 def _option_bodies() -> Iterable[dict[str, Any]]:
     base = _chat(_system("Be kind."), _user("Hello there, how are you today?"))
-    for options in (
+    variants: tuple[dict[str, Any], ...] = (
         {"add_generation_prompt": False},
         {"add_special_tokens": True},
         {"chat_template_kwargs": {"enable_thinking": False}},
@@ -287,7 +287,8 @@ def _option_bodies() -> Iterable[dict[str, Any]]:
         {"truncate_prompt_tokens": 7, "truncation_side": "left"},
         {"temperature": 0, "seed": 1, "stop": ["x"], "n": 1, "user": "u", "logprobs": True},
         {"response_format": {"type": "text"}},
-    ):
+    )
+    for options in variants:
         yield {**base, **options}
 
 
