@@ -19,7 +19,8 @@ help:
 # exec: make's shell gives way to the command, so Ctrl-C and SIGTERM reach it and nothing else.
 serve:
 	@$(PYTHON) -m engine_workers.bootstrap --model "$(MODEL)"
-	@exec .venv/bin/radixgate serve $(if $(PORT),--port "$(PORT)") \
+	@exec .venv/bin/python -m engine_workers.until_parent_ends .venv/bin/radixgate serve \
+		$(if $(PORT),--port "$(PORT)") \
 		$(if $(ENGINES),--engines "$(ENGINES)") $(if $(MODEL),--model "$(MODEL)")
 
 test:

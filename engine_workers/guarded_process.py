@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cache_router.errors import EngineError
 from engine_workers.launch import EngineCommand
-from engine_workers.process_tree import members_of_session
+from engine_workers.process_tree import TRACKER_GRACE_S, first_to_kill, members_of_session
 
 # How much longer than the engine's own grace the guardian may take to end everything.
 _GUARDIAN_SLACK_S = 4.0
@@ -94,14 +94,17 @@ class GuardedProcess:
 
     def kill(self) -> None:
         """End the engine at once, as a crash would: SIGKILL to all but the guardian."""
-        for pid in members_of_session(self.session_id) - {self.session_id}:
+        for pid in first_to_kill(members_of_session(self.session_id) - {self.session_id}):
             _kill(pid)
 
     async def _kill_session(self) -> None:
         # Again and again, since a process may have been born while the list was made.
-        deadline = time.monotonic() + _GUARDIAN_SLACK_S
-        while (left := members_of_session(self.session_id)) and time.monotonic() < deadline:
-            for pid in left:
+        begun_at = time.monotonic()
+        while left := members_of_session(self.session_id):
+            waited_s = time.monotonic() - begun_at
+            if waited_s > _GUARDIAN_SLACK_S:
+                return
+            for pid in left if waited_s > TRACKER_GRACE_S else first_to_kill(left):
                 _kill(pid)
             await asyncio.sleep(_POLL_S)
 

@@ -23,11 +23,10 @@ import signal
 import sys
 import time
 
-from engine_workers.process_tree import descendants_of, is_resource_tracker
+from engine_workers.process_tree import TRACKER_GRACE_S, descendants_of, first_to_kill
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_TRACKER_GRACE_S = 1.0
 _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 _CANNOT_EXECUTE = 127
@@ -117,11 +116,7 @@ class Guardian:
             if waited_s > _KILL_TIMEOUT_S:
                 sys.stderr.write(f"processes that SIGKILL does not end: {sorted(left)}\n")
                 return
-            for pid in left:
-                # A resource tracker ends by itself once those it tracks for are gone, and then
-                # removes the shared memory that they left; killed, it would leave it for ever.
-                if waited_s < _TRACKER_GRACE_S and is_resource_tracker(pid):
-                    continue
+            for pid in left if waited_s > TRACKER_GRACE_S else first_to_kill(left):
                 _kill(pid)
             time.sleep(_POLL_S)
             self._reap()

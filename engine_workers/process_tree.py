@@ -8,6 +8,9 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 
+TRACKER_GRACE_S = 1.0
+"""Seconds after which a resource tracker is killed like any other process."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessEntry:
@@ -53,8 +56,16 @@ def members_of_session(session_id: int) -> set[int]:
     return {process.pid for process in living_processes() if process.session_id == session_id}
 
 
-def is_resource_tracker(pid: int) -> bool:
-    """Whether this is the process of `multiprocessing` that removes names of shared memory."""
+def first_to_kill(pids: set[int]) -> set[int]:
+    """All but resource trackers of `multiprocessing`, for as long as `TRACKER_GRACE_S`.
+
+    A tracker ends by itself once those it tracks for are gone, and then removes the shared memory
+    that they left behind. Killed together with them, it would leave it for ever.
+    """
+    return {pid for pid in pids if not _is_resource_tracker(pid)}
+
+
+def _is_resource_tracker(pid: int) -> bool:
     try:
         return b"multiprocessing.resource_tracker" in (_PROC / str(pid) / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

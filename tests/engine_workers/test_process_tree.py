@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from engine_workers.process_tree import descendants_of, first_to_kill, members_of_session
+from tests.engine_workers.fifo import STAND_IN, Fifo
+
+
+def test_descendants_are_found_over_session_bounds(fifo: Fifo) -> None:
+    with subprocess.Popen([sys.executable, STAND_IN, "clingy", fifo.path]) as process:
+        first, same_session, other_session = pids = fifo.read_pids()
+        try:
+            assert descendants_of(first) == {same_session, other_session}
+            assert set(pids) <= descendants_of(os.getpid())
+            assert members_of_session(os.getsid(0)) & set(pids) == {first, same_session}
+            assert members_of_session(other_session) == {other_session}
+        finally:
+            for pid in pids:
+                os.kill(pid, 9)
+            process.wait()
+
+
+def test_a_zombie_does_not_count() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert process.pid not in descendants_of(os.getpid())
+
+
+def test_resource_trackers_are_not_the_first_to_be_killed() -> None:
+    program = (
+        "from multiprocessing import resource_tracker as tracker; import sys\n"
+        "tracker.ensure_running()\n"
+        "print(tracker._resource_tracker._pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        tracker = int(process.stdout.readline())
+        assert first_to_kill({process.pid, tracker}) == {process.pid}
+        process.communicate()
