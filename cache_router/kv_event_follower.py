@@ -223,10 +223,10 @@ class KvEventFollower:
                     self._apply(published)
                     num_applied += 1
             except ReplayFailedError:
+                if num_applied:
+                    return False
                 self.stats.replay_failures += 1
-                if not num_applied:
-                    raise
-                return False
+                raise
         return True
 
     def _apply(self, published: Published) -> None:

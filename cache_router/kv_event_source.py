@@ -25,6 +25,9 @@ _END_OF_REPLAY = -1
 # vLLM keeps 10,000 batches for replay; what overflows here is a gap and comes back that way.
 _MAX_QUEUED_BATCHES = 16_384
 _MAX_BATCH_BYTES = 256 * 1024 * 1024
+# The publisher sends an answer in one go, and its socket drops what it cannot queue: silence
+# within an answer is a lost end, which is not worth the patience that its beginning may need.
+_SILENCE_WITHIN_ANSWER_S = 0.5
 # A peer that vanished without a word (a cut cable, a stopped process) must break the connection.
 _HEARTBEAT_MS = 2_000
 _HEARTBEAT_TIMEOUT_MS = 10_000
@@ -121,7 +124,7 @@ class EventConnection:
 
         Args:
             sequence: The first batch wanted.
-            timeout_s: Longest silence before or within the answer.
+            timeout_s: Longest silence before the answer; within it, half a second is too long.
 
         Raises:
             ReplayFailedError: the address cannot be one to connect to.
@@ -193,7 +196,8 @@ class Replay:
         if self._monitor in ready:
             await _raise_if_lost(self._monitor)
         if self._dealer not in ready:
-            raise ReplayFailedError(f"no answer to a replay request in {self._timeout_s:g} s")
+            raise ReplayFailedError(f"a replay was silent for {self._timeout_s:g} s")
+        self._timeout_s = min(self._timeout_s, _SILENCE_WITHIN_ANSWER_S)
         frames = await self._dealer.recv_multipart()
         if len(frames) != 4 or len(frames[2]) != _SEQUENCE.size:
             raise ReplayFailedError(f"a message of {len(frames)} frames is no replay")
