@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_workers.end_with_parent import LAUNCHED_VARIABLE
 from engine_workers.engine_runtime import EngineRuntime
 from engine_workers.event_endpoints import EventEndpoints
 from engine_workers.model_folder import ModelSource
@@ -120,7 +121,7 @@ def _environment(spec: EngineSpec, inherited: Mapping[str, str]) -> dict[str, st
         for name, value in inherited.items()
         if name not in _OVERRIDING_VARIABLES and not name.startswith("RADIXGATE_")
     }
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", LAUNCHED_VARIABLE: "1"}
     if spec.model.is_local:
         environment["HF_HUB_OFFLINE"] = "1"
     if spec.cpus:
