@@ -12,7 +12,7 @@ import httpx2
 from benchmarks.conversations import Recipe, make_workload
 from benchmarks.measured_stream import measure_chat
 
-_NUM_WORDS = 800
+_NUM_WORDS = 900
 
 
 async def run_pairs(

@@ -111,15 +111,12 @@ def summarize(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def ideal_mean_ttft_s(turns: Sequence[Turn]) -> float:
-    """Estimate the mean TTFT of an ideal router, from a line through all turns measured.
-
-    TTFT against uncached tokens, least squares; read off at the tokens an ideal router leaves.
-    """
-    uncached = [turn.measured.prompt_tokens - turn.measured.cached_tokens for turn in turns]
-    slope, intercept = np.polyfit(uncached, [turn.measured.ttft_s for turn in turns], 1)
-    later = [turn for turn in turns if turn.number > 0]
-    left = statistics.fmean(t.measured.prompt_tokens - t.ideal_cached_tokens for t in later)
-    return float(intercept + slope * left)
+    """Mean TTFT of the later turns, of either policy, that had everything cached that could be."""
+    return statistics.fmean(
+        turn.measured.ttft_s
+        for turn in turns
+        if turn.number > 0 and turn.measured.cached_tokens >= turn.ideal_cached_tokens
+    )
 
 
 async def run_rounds(

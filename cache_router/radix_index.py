@@ -167,6 +167,12 @@ class RadixIndex:
             self._note_runs(runs, alive, len(hashes))
         return runs
 
+    def holds(self, worker_id: WorkerId, block_hash: BlockHash) -> bool:
+        """Whether a worker has this block, on any medium."""
+        worker = self._workers.get(worker_id)
+        bits = self._bits_of.get(block_hash, 0)
+        return worker is not None and bool(bits >> worker.slot * _LANE & _LANE_MASK)
+
     def slowest_medium(self, worker_id: WorkerId, hashes: Sequence[BlockHash]) -> Medium:
         """The slowest medium that any of these blocks must be read from, if the worker has them.
 

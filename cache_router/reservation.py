@@ -80,8 +80,18 @@ class Reservation:
         self._load.num_running -= 1
         self._phase = _Phase.CLOSED
 
+    @property
+    def awaits_prefill(self) -> bool:
+        """Whether its tokens still wait there, or will once it is entered."""
+        return self._phase in (_Phase.NEW, _Phase.PREFILL)
+
+    @property
+    def last_blocks(self) -> Sequence[BlockHash]:
+        """The last full block of each prompt: when all are there, the prefill is done."""
+        return [hashes[-1] for hashes in self._prompts if hashes]
+
     def prefill_done(self) -> None:
-        """The first token came. Only the first call counts."""
+        """The first token came, or the blocks did. Only the first call counts."""
         if self._phase is _Phase.PREFILL:
             self._load.waiting_tokens -= self._waiting_tokens
             for prediction in self._entered:

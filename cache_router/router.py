@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import deque
 from collections.abc import Sequence
 from random import Random
 
@@ -45,12 +47,11 @@ class CacheRouter:
         """
         self._registry = registry
         self._overlaps = PrefixOverlaps(index, predictions)
+        self._index = index
         self._predictions = predictions
         self._rng = rng
-
-    def explain(self, query: RouteQuery) -> RouteDecision:
-        """What `route` would answer now. It is `route`, so the two cannot diverge."""
-        return self.route(query)
+        self._prefills: dict[WorkerId, deque[Reservation]] = {}
+        self._cold_turns = itertools.count(1)
 
     def route(self, query: RouteQuery) -> RouteDecision:
         """Choose a worker. Nothing is entered anywhere: see `reserve`.
@@ -64,7 +65,8 @@ class CacheRouter:
         prefix there, and from then on they spread over both.
 
         Equal costs: more cached tokens first, then fewer running requests, then the session
-        key's own order of the workers, then chance.
+        key's own order of the workers or, without one, whoever has gone longest without a cold
+        request, so that new prefixes fill all caches evenly; then chance.
 
         Raises:
             UnknownModelError: no known worker serves the model.
@@ -72,12 +74,14 @@ class CacheRouter:
             PromptTooLongError: a prompt leaves no room for an answer on any ready worker.
         """
         eligible = self._eligible(query)
+        for info in eligible:
+            self._settle_prefills(info.worker_id)
         overlaps = self._overlaps.find(query, eligible)
         ranked = sorted(
             (self._candidate(query, info, overlaps[info.worker_id]) for info in eligible),
             key=lambda candidate: (
                 *_rank(candidate),
-                _session_order(query.session_key, candidate.worker_id),
+                self._turn(query.session_key, candidate.worker_id),
                 self._rng.random(),
             ),
         )
@@ -104,13 +108,40 @@ class CacheRouter:
         if info is None:
             model = _served_name(query)
             raise NoWorkerError(model, len(self._registry.workers_for(model)))
-        return Reservation(
+        load = self._registry.load(info.worker_id)
+        if not decision.candidates[0].cached_tokens:
+            load.cold_turn = next(self._cold_turns)
+        reservation = Reservation(
             info.worker_id,
-            self._registry.load(info.worker_id),
+            load,
             decision.candidates[0].uncached_tokens,
             self._predictions,
             self._overlaps.hash_prompts(query, info),
         )
+        self._prefills.setdefault(info.worker_id, deque()).append(reservation)
+        return reservation
+
+    def _settle_prefills(self, worker_id: WorkerId) -> None:
+        """End the wait of prefills whose blocks events have reported.
+
+        A request that is not streamed shows no first token. Engines prefill in the order in
+        which requests came, so the look stops at the first that is not done.
+        """
+        prefills = self._prefills.get(worker_id)
+        while prefills:
+            first = prefills[0]
+            if first.awaits_prefill:
+                blocks = first.last_blocks
+                if not blocks or not all(self._index.holds(worker_id, block) for block in blocks):
+                    return
+                first.prefill_done()
+            prefills.popleft()
+        self._prefills.pop(worker_id, None)
+
+    def _turn(self, session_key: str | None, worker_id: WorkerId) -> int:
+        if session_key is None:
+            return self._registry.load(worker_id).cold_turn
+        return _session_order(session_key, worker_id)
 
     def _eligible(self, query: RouteQuery) -> Sequence[WorkerInfo]:
         """Ready workers that can hold the request, those that can hold all of it first."""
@@ -178,10 +209,8 @@ def _rank(candidate: Candidate) -> tuple[int, int, int]:
     return candidate.cost_tokens, -candidate.cached_tokens, candidate.num_running
 
 
-def _session_order(session_key: str | None, worker_id: WorkerId) -> int:
+def _session_order(session_key: str, worker_id: WorkerId) -> int:
     """Rendezvous hashing: a worker that comes or goes moves only its own sessions."""
-    if session_key is None:
-        return 0
     return xxh3_64_intdigest(
         session_key.encode("utf-8", "surrogatepass"), xxh3_64_intdigest(worker_id.encode())
     )

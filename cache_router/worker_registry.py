@@ -85,6 +85,9 @@ class WorkerLoad:
     """Requests of any phase."""
     waiting_tokens: int = 0
     """Uncached prompt tokens of requests that have not answered with a first token."""
+    cold_turn: int = 0
+    """Number of the last request that was sent there with nothing cached, 0 for none yet; the
+    worker whose turn is longest ago gets the next one."""
 
 
 class WorkerRegistry:
