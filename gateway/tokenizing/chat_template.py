@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -106,12 +105,11 @@ class ChatTemplate:
         Raises:
             TokenizerError: As `render`, or the final message's text is not in what was written.
         """
-        marked = copy.deepcopy(list(messages))
-        final_text = _mark_final_text(marked[-1])
+        final_message, final_text = _mark_final_text(messages[-1])
         if "content" not in self.source:
             raise TokenizerError("the chat template does not write a message's content")
         prompt = self.render(
-            marked,
+            [*messages[:-1], final_message],
             tools=tools,
             documents=documents,
             add_generation_prompt=False,
@@ -127,17 +125,17 @@ class ChatTemplate:
         return prompt[:end].rstrip()
 
 
-def _mark_final_text(message: Message) -> str:
-    """Append the mark to the last text of `message`, and return that text without it."""
+def _mark_final_text(message: Message) -> tuple[Message, str]:
+    """Copy `message` with the mark behind its last text; return that text without it as well."""
     content = message.get("content")
     if isinstance(content, str):
-        message["content"] = content + _CONTINUE_TAG
-        return content
-    for part in reversed(content or []):
+        return {**message, "content": content + _CONTINUE_TAG}, content
+    parts: list[Message] = [dict(part) for part in content or []]
+    for part in reversed(parts):
         if "text" in part:
             text: str = part["text"]
             part["text"] = text + _CONTINUE_TAG
-            return text
+            return {**message, "content": parts}, text
     raise TokenizerError("the final message has no text that could be continued")
 
 

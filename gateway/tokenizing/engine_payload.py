@@ -11,6 +11,7 @@ from typing import Any
 
 from cache_router.errors import TokenizerError
 from gateway.tokenizing.chat_messages import build_conversation
+from gateway.tokenizing.prompts import read_prompts
 from gateway.tokenizing.request_fields import (
     Body,
     Truncation,
@@ -55,6 +56,20 @@ def completion_payload(model: str, body: Body, prompt: str) -> dict[str, Any]:
     fields = read_completion_fields(body)
     _refuse_truncation(fields.truncation)
     return {"model": model, "prompt": prompt, "add_special_tokens": fields.add_special_tokens}
+
+
+def single_payload(model: str, body: Body) -> dict[str, Any]:
+    """Make the one `/tokenize` request that answers for the whole of a body.
+
+    Raises:
+        TokenizerError: As `chat_payload`, or it has several prompts, or token ids for one.
+    """
+    if "messages" in body:
+        return chat_payload(model, body)
+    prompts = read_prompts(body.get("prompt"))
+    if len(prompts) != 1 or not isinstance(prompts[0], str):
+        raise TokenizerError("only one prompt of text is compared")
+    return completion_payload(model, body, prompts[0])
 
 
 def _refuse_truncation(truncation: Truncation) -> None:

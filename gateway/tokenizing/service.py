@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from cache_router.errors import OverloadedError, RadixgateError, TokenizerError
+from cache_router.errors import RadixgateError, TokenizerError
 from cache_router.settings import Settings
 from cache_router.types import TokenIds
-from gateway.tokenizing.engine_payload import chat_payload, completion_payload
+from gateway.tokenizing.bounded_threads import BoundedThreads
+from gateway.tokenizing.engine_payload import chat_payload, completion_payload, single_payload
 from gateway.tokenizing.incremental_cache import CacheStats, SegmentCache
 from gateway.tokenizing.model_tokenizer import ModelTokenizer
 from gateway.tokenizing.prompts import read_prompts, truncated
@@ -30,8 +29,6 @@ from gateway.tokenizing.tokenizer_files import find_model_folder
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-P = ParamSpec("P")
 Prompts = tuple[TokenIds, ...]
 """Token ids of a request's prompts, in order."""
 TokenSource = Literal["gateway", "engine", "none"]
@@ -124,8 +121,7 @@ class TokenizerService:
         self._engine = engine
         self._hub_cache = hub_cache
         self._sample = sample
-        self._threads = ThreadPoolExecutor(settings.tokenizer_threads, "tokenizer")
-        self._room = threading.BoundedSemaphore(_MAX_QUEUED)
+        self._threads = BoundedThreads(settings.tokenizer_threads, _MAX_QUEUED)
         self._cache = SegmentCache(settings.tokenizer_cache_bytes)
         self._models: dict[str, _Model] = {}
         self._loading = asyncio.Lock()
@@ -134,11 +130,10 @@ class TokenizerService:
         self._mismatches = 0
         self._checks = 0
         self._unchecked = 0
-        self._overflows = 0
 
     def close(self) -> None:
         """Stop the threads; what they have begun ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def add_model(self, model: str, root: str | None) -> TokenizerState:
         """Find out how to tokenize for `model`, whose engines say its files are at `root`.
@@ -174,7 +169,7 @@ class TokenizerService:
             mismatches_total=self._mismatches,
             checks_total=self._checks,
             unchecked_total=self._unchecked,
-            overflows_total=self._overflows,
+            overflows_total=self._threads.num_refused,
             cache=self._cache.stats(),
         )
 
@@ -202,7 +197,7 @@ class TokenizerService:
             return
         self._num_parity_checks += 1
         try:
-            payload = await self._run(_single_payload, model, body)
+            payload = await self._threads.run(single_payload, model, body)
             async with asyncio.timeout(self._settings.engine_tokenize_timeout_s):
                 expected = await self._ask_engine(model, payload)
         except (RadixgateError, TimeoutError) as error:
@@ -258,7 +253,7 @@ class TokenizerService:
             return None, f"{name} is neither a folder here nor in the local hub cache"
         if folder not in self._loaded:
             try:
-                self._loaded[folder] = await self._run(
+                self._loaded[folder] = await self._threads.run(
                     ModelTokenizer.load, folder, self._settings.chat_template, self._cache
                 )
             except RadixgateError as error:
@@ -276,7 +271,9 @@ class TokenizerService:
         try:
             if entry.tokenizer is not None:
                 try:
-                    return Tokenized(await self._run(encode, entry.tokenizer, body), "gateway")
+                    return Tokenized(
+                        await self._threads.run(encode, entry.tokenizer, body), "gateway"
+                    )
                 except TokenizerError as error:
                     logger.debug("a request for %s goes to the engine's endpoint: %s", model, error)
             if entry.state.source != "none":
@@ -286,13 +283,13 @@ class TokenizerService:
         return _NO_TOKENS
 
     async def _chat_by_engine(self, model: str, body: Body) -> Prompts:
-        payload = await self._run(chat_payload, model, body)
+        payload = await self._threads.run(chat_payload, model, body)
         async with asyncio.timeout(self._settings.engine_tokenize_timeout_s):
             return (await self._ask_engine(model, payload),)
 
     async def _completion_by_engine(self, model: str, body: Body) -> Prompts:
         fields = read_completion_fields(body)
-        prompts = await self._run(read_prompts, body.get("prompt"))
+        prompts = await self._threads.run(read_prompts, body.get("prompt"))
         if len(prompts) > _MAX_ENGINE_PROMPTS:
             raise TokenizerError("too many prompts to ask the engine for each")
         answers: list[TokenIds] = []
@@ -312,25 +309,6 @@ class TokenizerService:
         except (OverflowError, TypeError, ValueError) as error:
             raise TokenizerError("the engine's endpoint answered with something else") from error
 
-    async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do `work` on one of the threads.
-
-        Raises:
-            OverloadedError: Too much waits already.
-            TokenizerError: `work` raised it.
-        """
-        if not self._room.acquire(blocking=False):
-            self._overflows += 1
-            raise OverloadedError(_MAX_QUEUED, retry_after_s=1)
-        try:
-            future = self._threads.submit(work, *args, **kwargs)
-        except RuntimeError as error:
-            self._room.release()
-            raise TokenizerError("the tokenizer threads have been stopped") from error
-        # The place is taken until the thread is done, even if the client leaves before.
-        future.add_done_callback(lambda _: self._room.release())
-        return await asyncio.wrap_future(future)
-
 
 def _encode_chat(tokenizer: ModelTokenizer, body: Body) -> Prompts:
     return (tokenizer.encode_chat(body),)
@@ -338,12 +316,3 @@ def _encode_chat(tokenizer: ModelTokenizer, body: Body) -> Prompts:
 
 def _encode_completion(tokenizer: ModelTokenizer, body: Body) -> Prompts:
     return tuple(tokenizer.encode_completion_body(body))
-
-
-def _single_payload(model: str, body: Body) -> dict[str, Any]:
-    if "messages" in body:
-        return chat_payload(model, body)
-    prompts = read_prompts(body.get("prompt"))
-    if len(prompts) != 1 or not isinstance(prompts[0], str):
-        raise TokenizerError("only one prompt of text is compared")
-    return completion_payload(model, body, prompts[0])

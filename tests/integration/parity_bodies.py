@@ -168,19 +168,10 @@ def _difference(tokenizer: ModelTokenizer, body: ParityBody, answer: httpx.Respo
         return f"{body.name}: refused: {error}"
     if ours == expected:
         return None
-    if len(ours) != len(expected):
-        return f"{body.name}: {len(ours)} prompts, the engine has {len(expected)}"
-    for mine, theirs in zip(ours, expected, strict=True):
-        place = next(
-            (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
-            min(len(mine), len(theirs)),
-        )
-        if mine != theirs:
-            return (
-                f"{body.name}: from token {place} on {mine[place : place + 8]}, the engine has "
-                f"{theirs[place : place + 8]}; {len(mine)} tokens, the engine has {len(theirs)}"
-            )
-    return None
+    lengths = f"{[len(ids) for ids in ours]} tokens, {[len(ids) for ids in expected]} at the engine"
+    pairs = zip(itertools.chain(*ours), itertools.chain(*expected), strict=False)
+    place = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), "the shorter end")
+    return f"{body.name}: different from {place} on; {lengths}"
 
 
 def _chat(*messages: dict[str, Any]) -> dict[str, Any]:

@@ -124,6 +124,19 @@ def test_the_last_text_part_is_continued() -> None:
     assert parts[1]["text"] == "b "
 
 
+def test_values_nested_beyond_recursion_are_a_refusal() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(TokenizerError, match="RecursionError"):
+        render("{{ x | tojson }}", x=nested)
+    message = {"role": "assistant", "content": "x", "extra": nested}
+    text = ChatTemplate(CHATML).render_open_ended(
+        [message], tools=None, documents=None, variables={}
+    )
+    assert text.endswith("assistant\nx")
+
+
 def test_what_cannot_be_continued_is_refused() -> None:
     with pytest.raises(TokenizerError, match="no text"):
         continue_final(CHATML, [])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cache_router.errors import TokenizerError
-from gateway.tokenizing.engine_payload import chat_payload, completion_payload
+from gateway.tokenizing.engine_payload import chat_payload, completion_payload, single_payload
 
 MESSAGES = [{"role": "user", "content": "x"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -60,3 +60,11 @@ def test_what_the_endpoint_cannot_answer_exactly_is_not_asked(more: dict[str, An
 def test_a_truncated_completion_is_not_asked_for() -> None:
     with pytest.raises(TokenizerError):
         completion_payload("m", {"truncate_prompt_tokens": 5}, "x")
+
+
+def test_one_payload_answers_for_a_whole_body_with_one_text() -> None:
+    assert single_payload("m", {"messages": MESSAGES})["messages"] == MESSAGES
+    assert single_payload("m", {"prompt": ["x"]})["prompt"] == "x"
+    for prompt in (["a", "b"], [1, 2], None):
+        with pytest.raises(TokenizerError):
+            single_payload("m", {"prompt": prompt})

@@ -63,7 +63,7 @@ def smollm2(smollm2_folder: Path) -> Tokenizer:
 
 
 @given(turns=st.lists(TEXT, min_size=1, max_size=5), max_bytes=st.sampled_from([2_000, 1_000_000]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_growing_text_encodes_like_a_whole_one(
     smollm2: Tokenizer, turns: list[str], max_bytes: int
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
 from cache_router.errors import TokenizerError
@@ -154,6 +155,15 @@ def test_decoding_keeps_special_tokens(smollm2: ModelTokenizer) -> None:
     assert smollm2.decode(smollm2.encode_completion(text)[0]) == text
     with pytest.raises(TokenizerError):
         smollm2.decode([2**70])
+
+
+def test_decoding_that_the_engine_edits_is_refused(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"a": 0, ".": 1, "<|im_start|>": 2}, unk_token="a"))
+    words.add_special_tokens(["<|im_start|>"])
+    tokenizer = load(tmp_path, words, clean_up_tokenization_spaces=True)
+    with pytest.raises(TokenizerError, match="cleans up"):
+        tokenizer.decode([0, 1])
+    assert load(tmp_path, clean_up_tokenization_spaces=True).decode([1]) == "<|im_start|>"
 
 
 def test_a_shared_cache_serves_a_second_request(smollm2_folder: Path) -> None:

@@ -92,7 +92,7 @@ def encode(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=TEXT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_segments_encoded_alone_give_the_tokens_of_the_whole(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     segments = list(cuts_of(tokenizer).segments(text))
