@@ -94,5 +94,7 @@ class Settings(BaseSettings):
     engine_tool_call_parser: str | None = None
     """vLLM's name for the model's tool-call format, `hermes` for example; default: no tool calls
     unless a request forces one."""
+    engine_log_dir: Path | None = None
+    """Folder for the logs of `serve`'s engines; default: `.radixgate/logs` in the checkout."""
     engine_ready_timeout_s: PositiveFloat = 900.0
     """Seconds that an engine may take from its start until it answers."""

@@ -81,7 +81,7 @@ async def serve(plan: ServePlan, run_gateway: RunGateway) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     began_at = time.monotonic()
-    logs = plan.workspace.logs
+    logs = plan.settings.engine_log_dir or plan.workspace.logs
     with socket_folder(plan.workspace.sockets) as sockets:
         fleet = Fleet(
             engine_specs(plan.fleet, usable_cores(), sockets),

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_workers.fifo import Fifo
+from tests.fifo import Fifo
+
+STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_workers.end_with_parent import LAUNCHED_VARIABLE
-from tests.engine_workers.fifo import Fifo
+from tests.fifo import Fifo
 
 PROGRAM = """
 import multiprocessing, signal, sys, threading

@@ -12,7 +12,8 @@ from cache_router.errors import EngineError
 from engine_workers.guarded_process import GuardedProcess, last_lines
 from engine_workers.launch import EngineCommand
 from engine_workers.process_tree import members_of_session
-from tests.engine_workers.fifo import STAND_IN, Fifo
+from tests.engine_workers.conftest import STAND_IN
+from tests.fifo import Fifo
 
 
 def command(*arguments: str) -> EngineCommand:

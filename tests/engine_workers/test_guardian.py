@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from engine_workers.process_tree import living_processes
-from tests.engine_workers.fifo import STAND_IN, Fifo
+from tests.engine_workers.conftest import STAND_IN
+from tests.fifo import Fifo
 
 
 @contextmanager

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 from engine_workers.process_tree import descendants_of, first_to_kill, members_of_session
-from tests.engine_workers.fifo import STAND_IN, Fifo
+from tests.engine_workers.conftest import STAND_IN
+from tests.fifo import Fifo
 
 
 def test_descendants_are_found_over_session_bounds(fifo: Fifo) -> None:
@@ -29,16 +30,8 @@ def test_a_zombie_does_not_count() -> None:
 
 
 def test_resource_trackers_are_not_the_first_to_be_killed() -> None:
-    program = (
-        "from multiprocessing import resource_tracker as tracker; import sys\n"
-        "tracker.ensure_running()\n"
-        "print(tracker._resource_tracker._pid, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        tracker = int(process.stdout.readline())
-        assert first_to_kill({process.pid, tracker}) == {process.pid}
-        process.communicate()
+    # As multiprocessing starts it; it ends when its pipe does.
+    program = "from multiprocessing.resource_tracker import main;main(0)"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as tracker:
+        assert first_to_kill({os.getpid(), tracker.pid}) == {os.getpid()}
+        tracker.communicate()

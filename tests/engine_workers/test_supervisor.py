@@ -19,7 +19,8 @@ from engine_workers.supervisor import (
     HealthProbe,
     SupervisionPolicy,
 )
-from tests.engine_workers.fifo import STAND_IN, Fifo
+from tests.engine_workers.conftest import STAND_IN
+from tests.fifo import Fifo
 
 QUICK = SupervisionPolicy(probe_every_s=0.02, grace_s=0.2, first_pause_s=0.01)
 

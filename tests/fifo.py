@@ -1,12 +1,10 @@
-"""The reading end of what a stand-in tells, see `stand_in.py`."""
+"""A FIFO that stand-ins for engines write to and keep open: its end means that all are gone."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from pathlib import Path
-
-STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 
 
 class Fifo:

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fifo import Fifo
+from tests.radixgate.conftest import Start
+
+
+def serve(start: Start, model: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    return start("serve", "--port", "0", "--model", str(model), *arguments, **variables)
+
+
+def read_until(process: subprocess.Popen[str], beginning: str) -> list[str]:
+    """Lines of stdout up to the one that begins so; pytest's time limit is the bound."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith(beginning):
+            return lines
+    pytest.fail(f"ended before {beginning!r}: {lines}")
+
+
+def test_the_curl_command_of_the_ready_line_works_when_pasted(
+    start: Start, model: Path, fifo: Fifo
+) -> None:
+    process = serve(start, model)
+    *before, ready, curl = read_until(process, "curl ")
+    assert "engine 0: ready" in " ".join(before)
+    assert "engine 1: ready" in " ".join(before)
+    assert "serves Tiny from 2 engines" in ready
+    answer = subprocess.run(
+        [*shlex.split(curl), "--silent", "--include"], capture_output=True, text=True, check=True
+    ).stdout
+    head, _, body = answer.partition("\n\n")
+    assert json.loads(body)["choices"][0]["message"]["content"] == "stand-in"
+    assert "x-radixgate-worker: http://127.0.0.1:" in head
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_gateway_and_engines_cleanly(
+    start: Start, model: Path, fifo: Fifo, number: signal.Signals
+) -> None:
+    process = serve(start, model)
+    read_until(process, "curl ")
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    fifo.wait_until_all_are_gone()
+
+
+def test_a_signal_during_the_start_ends_everything_cleanly(
+    start: Start, model: Path, fifo: Fifo
+) -> None:
+    process = serve(start, model, STAND_IN_MODE="load")
+    fifo.read_line()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    fifo.wait_until_all_are_gone()
+
+
+def test_sigkill_leaves_no_engine(start: Start, model: Path, fifo: Fifo) -> None:
+    process = serve(start, model)
+    read_until(process, "curl ")
+    process.kill()
+    fifo.wait_until_all_are_gone()
+
+
+def test_an_engine_that_cannot_start_ends_it_with_the_engines_own_words(
+    start: Start, model: Path, fifo: Fifo
+) -> None:
+    process = serve(start, model, STAND_IN_MODE="fail")
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert errors.startswith("radixgate: engine ")
+    assert "ValueError: the stand-in cannot go on" in errors
+    assert "Traceback" not in errors
+    fifo.wait_until_all_are_gone()
+
+
+def test_what_follows_two_dashes_goes_to_vllm(start: Start, model: Path, fifo: Fifo) -> None:
+    arguments = ("--engines", "1", "--tool-call-parser", "hermes", "--", "--max-num-seqs", "7")
+    process = serve(start, model, *arguments)
+    flags = fifo.read_line()
+    assert flags.endswith("--tool-call-parser hermes --max-num-seqs 7\n")
+    read_until(process, "curl ")
