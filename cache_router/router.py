@@ -57,7 +57,8 @@ class CacheRouter:
         """Choose a worker. Nothing is entered anywhere: see `reserve`.
 
         A worker's cost is the prompt tokens it must compute before this request's first token:
-        the request's own uncached ones and those that wait there for other requests. Prefix
+        the request's own uncached ones and those that wait there for other requests, and a few
+        for each request in flight, which slows the others as long as it runs. Prefix
         tokens which this request shares with a prefill in flight there are left out of the
         waiting ones, since it would need them computed anyway, there or elsewhere. So a burst
         of siblings stays with the first of them, as long as their own suffixes, which pile up

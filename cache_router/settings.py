@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     # --- the index and the route ---
     prediction_ttl_s: PositiveFloat = 5.0
     """Seconds that a predicted prefix counts after its prefill, until events confirm it."""
-    index_max_blocks: PositiveInt = 4_000_000
+    index_max_blocks: PositiveInt = 1_000_000
     """Most (block, holder) entries the index keeps; the holder with the most gives way first."""
     kv_event_replay_timeout_s: PositiveFloat = 5.0
     """Seconds that an engine may take to answer a replay request before it counts as failed."""

@@ -85,6 +85,12 @@ class RouteQuery:
         return sum(len(prompt) for prompt in self.prompts)
 
 
+TOKENS_PER_RUNNING_REQUEST = 32
+"""What a request in flight is worth in the cost, in tokens. It slows every step of its worker a
+little for as long as it runs; without it, a trickle of requests that share a prefix, each of them
+prefilled before the next one comes, would all go to the prefix's one holder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One worker as the router saw it for one request; the terms of its cost, in tokens."""
@@ -102,8 +108,13 @@ class Candidate:
 
     @property
     def cost_tokens(self) -> int:
-        """Tokens to compute before this request's first token can appear."""
-        return self.uncached_tokens + self.waiting_tokens
+        """Tokens to compute before this request's first token, and the price of company."""
+        return self.uncached_tokens + self.waiting_tokens + self.running_tokens
+
+    @property
+    def running_tokens(self) -> int:
+        """What the requests in flight there are worth."""
+        return self.num_running * TOKENS_PER_RUNNING_REQUEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def _terms(candidate: Candidate) -> dict[str, Any]:
         "cached_tokens": candidate.cached_tokens,
         "uncached_tokens": candidate.uncached_tokens,
         "waiting_tokens": candidate.waiting_tokens,
+        "running_tokens": candidate.running_tokens,
         "cost_tokens": candidate.cost_tokens,
         "num_running": candidate.num_running,
         "trust": candidate.trust,

@@ -120,9 +120,11 @@ class RequestTokens:
                 for other in worker.models
             }
             # Workers may keep one model under different paths: the first that was loaded stays.
-            if known is None or (known != root and known not in served):
-                self._roots[model.name] = root
-                await self._service.add_model(model.name, root)
+            if known is not None and known in served:
+                root = known
+            self._roots[model.name] = root
+            # Also if it is known: another worker's look may have it loading at this moment.
+            await self._service.add_model(model.name, root)
 
     async def tokenize(self, request: GenerationRequest) -> Tokenized:
         """Return a request's token ids, or none if they cannot be known exactly."""

@@ -19,7 +19,8 @@ async def test_explain_names_the_terms_and_runs_nothing(
     assert receipt["reason"] == "load"
     assert receipt["prompt_tokens"] == 100
     (candidate,) = receipt["candidates"]
-    assert candidate["cost_tokens"] == candidate["uncached_tokens"] + candidate["waiting_tokens"]
+    terms = ("uncached_tokens", "waiting_tokens", "running_tokens")
+    assert candidate["cost_tokens"] == sum(candidate[term] for term in terms)
     assert worker.seen == []
 
 

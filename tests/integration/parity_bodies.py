@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 from cache_router.errors import TokenizerError
 from gateway.tokenizing.model_tokenizer import ModelTokenizer
@@ -127,7 +127,7 @@ def compare_with_engine(
 
     A body that either side refuses is a difference too.
     """
-    with httpx.Client(base_url=engine_url, timeout=120) as client:
+    with httpx2.Client(base_url=engine_url, timeout=120) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         answers = (
             client.post(
@@ -154,7 +154,7 @@ def encode(tokenizer: ModelTokenizer, body: ParityBody) -> list[list[int]]:
     return [ids.tolist() for ids in tokenizer.encode_completion_body(body.fields)]
 
 
-def _difference(tokenizer: ModelTokenizer, body: ParityBody, answer: httpx.Response) -> str | None:
+def _difference(tokenizer: ModelTokenizer, body: ParityBody, answer: httpx2.Response) -> str | None:
     if answer.status_code != 200:
         return f"{body.name}: the engine answered {answer.status_code}: {answer.text[:200]}"
     whole = answer.json()
