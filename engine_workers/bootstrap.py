@@ -4,8 +4,6 @@ Run as `python3 -m engine_workers.bootstrap`, with the system's Python and nothi
 is there already and up to date is not touched, and takes no network and next to no time.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -33,8 +33,10 @@ def set_up(*, with_tests: bool, with_engine: bool, with_default_model: bool) -> 
     with only_one(workspace.state / "bootstrap.lock"):
         environments = [gateway_environment(workspace, with_tests=with_tests)]
         runtime: EngineRuntime | None = None
+        # The one place that reads this variable without the settings model, which needs pydantic.
+        named = os.environ.get("RADIXGATE_ENGINE_PYTHON")
         if with_engine:
-            runtime = _choose_runtime()
+            runtime = existing_runtime(Path(named) if named else None)
             if runtime is None:
                 require_cpu_engine_support()
                 environments.append(engine_environment(workspace))
@@ -49,15 +51,10 @@ def set_up(*, with_tests: bool, with_engine: bool, with_default_model: bool) -> 
         for environment, step in pending:
             environment.install(step, progress)
         if runtime is not None:
-            save_runtime(workspace, runtime)
+            if not named:  # a named one counts for as long as it is named, and no longer
+                save_runtime(workspace, runtime)
             if needs_model:
                 make_default_model(workspace, runtime.python, progress)
-
-
-def _choose_runtime() -> EngineRuntime | None:
-    # The one place that reads this variable without the settings model, which needs pydantic.
-    named = os.environ.get("RADIXGATE_ENGINE_PYTHON")
-    return existing_runtime(Path(named) if named else None)
 
 
 def gateway_environment(workspace: Workspace, *, with_tests: bool) -> Environment:

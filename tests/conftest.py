@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_router.settings import Settings
 from engine_workers.engine_runtime import load_runtime
 from engine_workers.model_store import default_model
 from engine_workers.workspace import Workspace
@@ -25,7 +26,7 @@ def engines() -> Iterator[RunningEngines]:
     workspace = Workspace.current()
     with running_engines(
         default_model(workspace),
-        load_runtime(workspace, None),
+        load_runtime(workspace, Settings().engine_python),
         workspace.sockets,
         workspace.logs / "tests",
     ) as running:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import fcntl
 import re
 from pathlib import Path
@@ -67,3 +68,11 @@ def test_only_one_set_up_runs_at_a_time(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with lock_file.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_an_old_python_can_read_the_entry_point_far_enough_to_refuse() -> None:
+    source = (Workspace.current().root / "engine_workers" / "bootstrap.py").read_text()
+    ast.parse(source, feature_version=(3, 6))
+    before_the_check = source.partition("sys.version_info <")[0]
+    imported = re.findall(r"^\s*(?:from|import) (\S+)", before_the_check, re.MULTILINE)
+    assert imported == ["argparse", "sys"]
