@@ -18,7 +18,6 @@ from engine_workers.model_folder import ModelSource
 from engine_workers.ports import any_free_ports
 from engine_workers.supervisor import SupervisionPolicy
 
-_NUM_ENGINES = 2
 _READY_TIMEOUT_S = 280.0
 # SmolLM2: keys and values, layers, KV heads, head size, bytes of a float32.
 _KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 4
@@ -41,7 +40,13 @@ class RunningEngines:
 
 @contextmanager
 def running_engines(
-    model: ModelSource, runtime: EngineRuntime, workspace_sockets: Path, log_folder: Path
+    model: ModelSource,
+    runtime: EngineRuntime,
+    workspace_sockets: Path,
+    log_folder: Path,
+    *,
+    num_engines: int = 2,
+    chat_template: Path | None = None,
 ) -> Iterator[RunningEngines]:
     """Start the engines, and stop them at the end; the product's own supervisor does both."""
     max_model_len = 2048
@@ -49,10 +54,11 @@ def running_engines(
     plan = FleetPlan(
         model=model,
         runtime=runtime,
-        ports=any_free_ports(_NUM_ENGINES),
+        ports=any_free_ports(num_engines),
         kv_cache_bytes=kv_cache_bytes,
         max_model_len=max_model_len,
         tool_call_parser="hermes",
+        chat_template=chat_template,
         extra_environment={"VLLM_SERVER_DEV_MODE": "1"},
     )
     check_memory(plan, available_memory_bytes())

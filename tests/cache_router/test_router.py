@@ -19,6 +19,7 @@ from tests.cache_router.cluster import (
     C,
     Cluster,
     ask,
+    joined,
     served,
     tokens,
 )
@@ -46,6 +47,22 @@ def test_waiting_tokens_weigh_as_much_as_uncached_ones() -> None:
     decision = cluster.router.route(ask(prompt))
     assert (decision.worker_id, decision.reason) == (B, RouteReason.LOAD)
     assert decision.predicted_cached_tokens == 0
+
+
+def test_a_trickle_with_one_prefix_does_not_stay_on_its_holder() -> None:
+    cluster = Cluster(A, B)
+    system = tokens(500)
+    cluster.store(A, system)
+    chosen = Counter[str]()
+    for number in range(40):
+        prompt = joined(system, tokens(60, seed=number + 1))
+        query = ask(prompt)
+        decision = cluster.router.route(query)
+        chosen[decision.worker_id] += 1
+        # Each prefill is over before the next request comes, and each answer takes long.
+        cluster.router.reserve(query, decision).__enter__().prefill_done()
+        cluster.store(decision.worker_id, prompt)
+    assert max(chosen.values()) <= 28
 
 
 def test_a_slower_medium_is_named_as_a_tier() -> None:
