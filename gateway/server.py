@@ -16,6 +16,7 @@ from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
 from gateway.app import build_app
 from gateway.assembly import assemble
+from gateway.tokenizer_settings import check_tokenizer_settings
 from gateway.worker_spec import WorkerSpec
 
 
@@ -53,11 +54,13 @@ async def run_gateway(
         stop: Ends the gateway from outside.
 
     Raises:
-        ConfigurationError: A worker's URL cannot be read, or the port cannot be listened on.
+        ConfigurationError: A worker's URL cannot be read, a tokenizer that was named cannot be
+            used, or the port cannot be listened on.
     """
     specs = [WorkerSpec.parse(url) for url in worker_urls]
     if not specs:
         raise ConfigurationError("--worker", "give the URL of at least one vLLM server")
+    check_tokenizer_settings(settings)
     listener = _listen(settings.host, settings.port)
     if stop is None:
         stop = asyncio.Event()
