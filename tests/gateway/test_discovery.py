@@ -59,22 +59,23 @@ async def ask(client: httpx2.AsyncClient) -> httpx2.Response:
 async def test_events_are_found_and_decide_the_route(
     context: zmq.asyncio.Context, tmp_path: Any
 ) -> None:
-    async with publisher(context, tmp_path) as events, fake_worker() as other:
-        async with (
-            fake_worker(event_sources=sources(events)) as holder,
-            running_gateway(other.url, holder.url) as client,
-        ):
-            events.buffer(stored(1, 2, 3))
-            await until_indexed(client, holder.url, 3)
-            response = await ask(client)
-            assert response.headers["x-radixgate-worker"] == holder.url
-            assert response.headers["x-radixgate-route"] == "prefix"
-            assert response.headers["x-radixgate-predicted-cached-tokens"] == "6"
-            workers = await workers_of(client)
-            assert workers[holder.url]["trust"] == "exact"
-            assert workers[holder.url]["block_size"] == 2
-            assert workers[other.url]["trust"] == "load-only"
-            assert "kv_event_sources" in workers[other.url]["trust_reason"]
+    async with (
+        publisher(context, tmp_path) as events,
+        fake_worker() as other,
+        fake_worker(event_sources=sources(events)) as holder,
+        running_gateway(other.url, holder.url) as client,
+    ):
+        events.buffer(stored(1, 2, 3))
+        await until_indexed(client, holder.url, 3)
+        response = await ask(client)
+        assert response.headers["x-radixgate-worker"] == holder.url
+        assert response.headers["x-radixgate-route"] == "prefix"
+        assert response.headers["x-radixgate-predicted-cached-tokens"] == "6"
+        workers = await workers_of(client)
+        assert workers[holder.url]["trust"] == "exact"
+        assert workers[holder.url]["block_size"] == 2
+        assert workers[other.url]["trust"] == "load-only"
+        assert "kv_event_sources" in workers[other.url]["trust_reason"]
 
 
 async def test_each_data_parallel_rank_is_a_worker_of_its_own(
@@ -106,20 +107,20 @@ async def test_each_data_parallel_rank_is_a_worker_of_its_own(
 async def test_another_process_at_the_address_holds_nothing(
     context: zmq.asyncio.Context, tmp_path: Any
 ) -> None:
-    async with publisher(context, tmp_path) as events:
-        async with (
-            fake_worker(event_sources=sources(events)) as worker,
-            running_gateway(worker.url) as client,
-        ):
-            events.buffer(stored(1, 2, 3))
-            await until_indexed(client, worker.url, 3)
-            # Its events have not come, its start time has: what it holds is unknown from then on.
-            events.answers_replay.clear()
-            worker.start_time_s += 1
-            await until_indexed(client, worker.url, 0)
-            assert (await workers_of(client))[worker.url]["trust"] == "load-only"
-            events.answers_replay.set()
-            await until_indexed(client, worker.url, 3)
+    async with (
+        publisher(context, tmp_path) as events,
+        fake_worker(event_sources=sources(events)) as worker,
+        running_gateway(worker.url) as client,
+    ):
+        events.buffer(stored(1, 2, 3))
+        await until_indexed(client, worker.url, 3)
+        # Its events have not come, its start time has: what it holds is unknown from then on.
+        events.answers_replay.clear()
+        worker.start_time_s += 1
+        await until_indexed(client, worker.url, 0)
+        assert (await workers_of(client))[worker.url]["trust"] == "load-only"
+        events.answers_replay.set()
+        await until_indexed(client, worker.url, 3)
 
 
 async def test_given_events_and_models_are_not_asked_for(
