@@ -76,6 +76,7 @@ class Environment:
         if outcome.not_found and step.fallback_index:
             progress.note(f"not on the configured index, asking {step.fallback_index}")
             extra = ("--index-url", step.fallback_index)
+            log_file = log_file.with_name(f"{log_file.stem}-fallback.log")
             outcome = self._pip(step, extra, log_file, progress)
         if outcome.succeeded or not outcome.install_began:
             unfinished.unlink()

@@ -114,6 +114,10 @@ class PipRun:
         elif line.startswith("Installing collected packages:"):
             self._num_to_install = line.count(",") + 1
             self._num_installed_before = self._count_installed()
+        elif line.startswith("ERROR: ResolutionImpossible"):
+            # How newer pips put it where their configuration has constraints; no reason in itself,
+            # the line before it is.
+            self._not_found = True
         elif line.startswith("ERROR:"):
             self._problem = line.removeprefix("ERROR:").strip()
             self._not_found |= self._problem.startswith("No matching distribution found")
