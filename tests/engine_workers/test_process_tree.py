@@ -31,7 +31,11 @@ def test_a_zombie_does_not_count() -> None:
 
 def test_resource_trackers_are_not_the_first_to_be_killed() -> None:
     # As multiprocessing starts it; it ends when its pipe does.
-    program = "from multiprocessing.resource_tracker import main;main(0)"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as tracker:
+    program = "print(flush=True);from multiprocessing.resource_tracker import main;main(0)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as tracker:
+        assert tracker.stdout is not None
+        tracker.stdout.readline()  # a moment earlier it may not have its command line yet
         assert first_to_kill({os.getpid(), tracker.pid}) == {os.getpid()}
         tracker.communicate()
