@@ -56,7 +56,7 @@ def build_app(services: Services) -> FastAPI:
     }
     for path in ("/tokenize", "/detokenize"):
         endpoints[path] = PassThroughEndpoint(services, path)
-    endpoints["/v1/route/explain"] = ExplainEndpoint(services)
+    endpoints["/v1/route/explain"] = ExplainEndpoint(services, "/v1/route/explain")
     for path, endpoint in endpoints.items():
         app.router.routes.append(Route(path, endpoint, name=path))
     app.include_router(control_routes(services))

@@ -39,7 +39,15 @@ class GenerationRequest:
         Raises:
             InvalidRequestError: Not a JSON object, a key twice, or no usable `model`.
         """
-        body = JsonBody(raw)
+        return cls.of(endpoint, JsonBody(raw))
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, body: JsonBody) -> GenerationRequest:
+        """Take a body that was read already.
+
+        Raises:
+            InvalidRequestError: It has no usable `model`.
+        """
         return cls(endpoint, body, model_of(body))
 
     @property

@@ -80,6 +80,11 @@ class LiveMetrics(Collector):
             "Batches that neither the stream nor a replay brought.",
             labels=("worker",),
         )
+        replays = CounterMetricFamily(
+            "radixgate_kv_event_replays",
+            "Replays asked of a worker, by result.",
+            labels=("worker", "result"),
+        )
         for worker_id, stats in self._services.discovery.event_stats().items():
             for name, count in (
                 ("stored", stats.stored_events),
@@ -95,7 +100,9 @@ class LiveMetrics(Collector):
             resets.add_metric([worker_id], stats.resets)
             failures.add_metric([worker_id], stats.decode_failures)
             lost.add_metric([worker_id], stats.lost_batches)
-        yield from (events, gaps, resets, failures, lost)
+            replays.add_metric([worker_id, "failed"], stats.replay_failures)
+            replays.add_metric([worker_id, "answered"], stats.replays - stats.replay_failures)
+        yield from (events, gaps, resets, failures, lost, replays)
 
     def _tokenizers(self) -> Iterable[Metric]:
         tokenizer = self._services.tokenizer
@@ -113,4 +120,19 @@ class LiveMetrics(Collector):
             mismatches.add_metric([model], state.num_mismatches)
             for name in ("gateway", "engine", "none"):
                 source.add_metric([model, name], float(state.source == name))
-        yield from (mismatches, source)
+        stats = tokenizer.stats()
+        checks = CounterMetricFamily(
+            "radixgate_tokenization_checks",
+            "Requests whose token ids were to be compared with the engine's, by result.",
+            labels=("result",),
+        )
+        checks.add_metric(["compared"], stats.checks_total)
+        checks.add_metric(["unanswered"], stats.unchecked_total)
+        cached = CounterMetricFamily(
+            "radixgate_tokenizer_tokens",
+            "Prompt tokens that the gateway's tokenizers gave, by where from.",
+            labels=("source",),
+        )
+        cached.add_metric(["cache"], stats.cache.tokens_reused)
+        cached.add_metric(["encoded"], stats.cache.tokens_encoded)
+        yield from (mismatches, source, checks, cached)

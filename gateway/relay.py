@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from cache_router.errors import (
@@ -17,7 +18,7 @@ from gateway.asgi import Responder
 from gateway.error_responses import error_response, is_openai_shape, wrap_upstream_error
 from gateway.http_connection import Header
 from gateway.sse import DONE, KEEP_ALIVE, EventSplitter, StreamJudge, Usage, usage_of
-from gateway.upstream_client import UpstreamResponse
+from gateway.upstream_response import UpstreamResponse
 
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache, no-transform"),
@@ -30,14 +31,27 @@ _MAX_EVENT_BYTES = 64 * 1024 * 1024
 _MAX_ERROR_BYTES = 1024 * 1024
 
 
-class StreamTimes(Protocol):
-    """Hears when data events pass, for metrics and for the router."""
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How long a stream may be silent."""
 
-    def first(self) -> None:
+    keep_alive_s: float
+    """Seconds until a comment is sent."""
+    silence_s: float
+    """Seconds until the worker is given up."""
+
+
+class StreamListener(Protocol):
+    """Hears what passes, for metrics and for the router."""
+
+    def first_data(self) -> None:
         """The first data event is about to be sent."""
 
-    def next(self, interval_s: float) -> None:
+    def next_data(self, interval_s: float) -> None:
         """Another one, `interval_s` seconds after the one before."""
+
+    def broken(self, error: UpstreamError) -> None:
+        """The stream ends in an error event, of the gateway's making or the engine's."""
 
 
 def passed_headers(response: UpstreamResponse) -> list[Header]:
@@ -110,10 +124,8 @@ async def relay_stream(
     worker_id: str,
     *,
     hide_usage: bool,
-    keep_alive_s: float,
-    silence_limit_s: float,
-    times: StreamTimes,
-    on_failure: Callable[[UpstreamError], None],
+    limits: StreamLimits,
+    listener: StreamListener,
 ) -> Usage | None:
     """Pass a stream of events on and return its usage.
 
@@ -127,7 +139,7 @@ async def relay_stream(
     await responder.start(response.status, [*passed_headers(response), *_STREAM_HEADERS, *extra])
     last_data_s: float | None = None
     try:
-        async for chunk in _read(response, responder, keep_alive_s, silence_limit_s):
+        async for chunk in _read(response, responder, limits):
             passing: list[bytes] = []
             for event in splitter.feed(chunk) if chunk else splitter.finish():
                 verdict = judge.see(event)
@@ -138,34 +150,34 @@ async def relay_stream(
                 if verdict.is_data:
                     now_s = time.perf_counter()
                     if last_data_s is None:
-                        times.first()
+                        listener.first_data()
                     else:
-                        times.next(now_s - last_data_s)
+                        listener.next_data(now_s - last_data_s)
                     last_data_s = now_s
             if passing:
                 await responder.write(b"".join(passing))
         if not judge.is_whole:
             raise UpstreamIncompleteError(worker_id, "ended its stream before its answer was whole")
         if judge.saw_error:
-            on_failure(UpstreamProtocolError(worker_id, "sent an error event"))
+            listener.broken(UpstreamProtocolError(worker_id, "sent an error event"))
         await responder.finish(DONE)
     except UpstreamError as error:
-        on_failure(error)
+        listener.broken(error)
         await responder.finish(error_response(error).event + DONE)
     return judge.usage
 
 
 async def _read(
-    response: UpstreamResponse, responder: Responder, keep_alive_s: float, silence_limit_s: float
+    response: UpstreamResponse, responder: Responder, limits: StreamLimits
 ) -> AsyncIterator[bytes]:
     """Yield what is read, b"" last; send comments while there is nothing."""
     silent_s = 0.0
     while True:
         try:
-            chunk = await response.read_chunk(keep_alive_s)
+            chunk = await response.read_chunk(limits.keep_alive_s)
         except UpstreamTimeoutError:
-            silent_s += keep_alive_s
-            if silent_s >= silence_limit_s:
+            silent_s += limits.keep_alive_s
+            if silent_s >= limits.silence_s:
                 raise
             await responder.write(KEEP_ALIVE)
             continue

@@ -22,7 +22,7 @@ from gateway.tokenizing.service import (
     TokenizerState,
     TokenizerStats,
 )
-from gateway.upstream_client import Origin, UpstreamClient
+from gateway.upstream_client import Origin, UpstreamClient, UpstreamRequest
 
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
@@ -56,12 +56,14 @@ class EngineTokenizer:
         info = self._registry.get(worker_id)
         assert info is not None, "the router only names workers of the registry"
         response = await self._client.send_repeatable(
-            worker_id,
-            Origin.parse(info.url),
-            b"POST",
-            "/tokenize",
-            ((b"content-type", b"application/json"),),
-            msgspec.json.encode(payload),
+            UpstreamRequest(
+                worker_id,
+                Origin.parse(info.url),
+                b"POST",
+                "/tokenize",
+                ((b"content-type", b"application/json"),),
+                msgspec.json.encode(payload),
+            )
         )
         try:
             body = await response.read_all(_MAX_ANSWER_BYTES)

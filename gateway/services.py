@@ -32,11 +32,6 @@ class Services:
     metrics: Metrics
     intake: Intake
 
-    def model_label(self, model: str | None) -> str:
-        """A metric label for a model that a request names: one of ours, or `other`."""
-        known = model is not None and any(self.registry.workers_for(model))
-        return model if model is not None and known else "other"
-
     def prompt_root(self, model: str, cache_salt: str | None) -> PromptRoot:
         """What seeds the block hashes of a request for `model`.
 

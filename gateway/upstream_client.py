@@ -7,12 +7,11 @@ import ssl
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from cache_router.errors import (
     ConfigurationError,
-    UpstreamIncompleteError,
-    UpstreamProtocolError,
     UpstreamStaleError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
@@ -24,6 +23,7 @@ from gateway.http_connection import (
     HttpConnection,
     encode_request,
 )
+from gateway.upstream_response import UpstreamResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,77 +65,21 @@ class Origin:
         return f"{host}:{self.port}".encode("idna" if not host.isascii() else "ascii")
 
 
-class UpstreamResponse:
-    """A response whose head has come; its body is read piece by piece.
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """One request to one worker."""
 
-    Whoever gets one must `close` it: what was read to its end goes back to the pool, anything else
-    is cut off, which a worker takes as its client leaving.
-    """
-
-    def __init__(
-        self,
-        client: UpstreamClient,
-        worker_id: str,
-        origin: Origin,
-        connection: HttpConnection,
-    ) -> None:
-        self._client = client
-        self._worker_id = worker_id
-        self._origin = origin
-        self._connection = connection
-        self._closed = False
-        self.status = connection.status
-        self.headers: Sequence[Header] = connection.headers
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first header of that (lower-case) name."""
-        return next((value for key, value in self.headers if key == name), None)
-
-    async def read_chunk(self, timeout_s: float | None = None) -> bytes:
-        """Return the next piece of the body, b"" at its end.
-
-        Args:
-            timeout_s: Seconds to wait for it; the client's own limit if not given.
-
-        Raises:
-            UpstreamTimeoutError: Nothing came in time.
-            UpstreamIncompleteError: The connection ended before the body.
-        """
-        limit_s = self._client.chunk_timeout_s if timeout_s is None else timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._connection.read_chunk()
-        except TimeoutError as error:
-            raise UpstreamTimeoutError(self._worker_id, f"was silent for {limit_s:g} s") from error
-        except ConnectionClosedError as error:
-            raise UpstreamIncompleteError(
-                self._worker_id, f"{error} before its answer was whole"
-            ) from error
-
-    async def read_all(self, limit_bytes: int) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            UpstreamProtocolError: It is longer than `limit_bytes`.
-            UpstreamTimeoutError: As `read_chunk`.
-            UpstreamIncompleteError: As `read_chunk`.
-        """
-        chunks: list[bytes] = []
-        size = 0
-        while chunk := await self.read_chunk():
-            size += len(chunk)
-            if size > limit_bytes:
-                raise UpstreamProtocolError(
-                    self._worker_id, f"sent an answer of over {limit_bytes} bytes"
-                )
-            chunks.append(chunk)
-        return b"".join(chunks)
-
-    def close(self) -> None:
-        """Give the connection back, or cut it off if the body was not read to its end."""
-        if not self._closed:
-            self._closed = True
-            self._client.release(self._origin, self._connection)
+    worker_id: str
+    """Names the worker in errors."""
+    origin: Origin
+    method: bytes
+    path: str
+    """Below the origin's base path."""
+    headers: Sequence[Header] = ()
+    """What to send beside what every request carries."""
+    body: bytes = b""
+    header_timeout_s: float | None = None
+    """Seconds to wait for the response's head; the settings' limit if not given."""
 
 
 class UpstreamClient:
@@ -147,7 +91,7 @@ class UpstreamClient:
         """Take time limits and the workers' key from `settings`; nothing is opened yet."""
         self._connect_timeout_s = settings.connect_timeout_s
         self._header_timeout_s = settings.header_timeout_s
-        self.chunk_timeout_s = settings.chunk_timeout_s
+        self._chunk_timeout_s = settings.chunk_timeout_s
         self._keep_alive_s = settings.worker_keep_alive_s
         self._idle: dict[Origin, deque[HttpConnection]] = {}
         self._tls = ssl.create_default_context()
@@ -156,30 +100,13 @@ class UpstreamClient:
             bearer = b"Bearer " + settings.worker_api_key.encode()
             self._common += ((b"authorization", bearer),)
 
-    async def send(
-        self,
-        worker_id: str,
-        origin: Origin,
-        method: bytes,
-        path: str,
-        headers: Sequence[Header] = (),
-        body: bytes = b"",
-        *,
-        header_timeout_s: float | None = None,
-        fresh: bool = False,
-    ) -> UpstreamResponse:
+    async def send(self, request: UpstreamRequest, *, fresh: bool = False) -> UpstreamResponse:
         """Send a request and wait for the response's head.
 
         Nothing is sent twice: whether a request may be tried again is for the caller to know.
 
         Args:
-            worker_id: Names the worker in errors.
-            origin: Where it listens.
-            method: `GET` or `POST`.
-            path: Below the origin's base path.
-            headers: What to send beside what every request carries.
-            body: May be empty.
-            header_timeout_s: Seconds to wait for the head; the settings' limit if not given.
+            request: What to send.
             fresh: Whether to open a connection even if an idle one is kept.
 
         Raises:
@@ -187,34 +114,16 @@ class UpstreamClient:
             UpstreamUnreachableError: Refused, reset or closed before a head.
             UpstreamTimeoutError: No connection or no head in time.
         """
-        request = encode_request(
-            method,
-            (origin.base_path + path).encode("ascii"),
-            origin.authority,
-            (*self._common, *headers),
-            body,
-        )
-        limit_s = self._header_timeout_s if header_timeout_s is None else header_timeout_s
-        idle = None if fresh else self._take_idle(origin)
-        connection = idle or await self._connect(worker_id, origin)
+        idle = None if fresh else self._take_idle(request.origin)
+        connection = idle or await self._connect(request)
         try:
-            return await self._exchange(worker_id, origin, connection, request, limit_s)
+            return await self._exchange(request, connection)
         except ConnectionClosedError as error:
             if idle is not None and not error.answered:
-                raise UpstreamStaleError(worker_id, str(error)) from error
-            raise UpstreamUnreachableError(worker_id, str(error)) from error
+                raise UpstreamStaleError(request.worker_id, str(error)) from error
+            raise UpstreamUnreachableError(request.worker_id, str(error)) from error
 
-    async def send_repeatable(
-        self,
-        worker_id: str,
-        origin: Origin,
-        method: bytes,
-        path: str,
-        headers: Sequence[Header] = (),
-        body: bytes = b"",
-        *,
-        header_timeout_s: float | None = None,
-    ) -> UpstreamResponse:
+    async def send_repeatable(self, request: UpstreamRequest) -> UpstreamResponse:
         """Do as `send`, and once more if a stale connection is in the way.
 
         For requests that change nothing and cost little.
@@ -224,44 +133,39 @@ class UpstreamClient:
             UpstreamTimeoutError: As `send`.
         """
         try:
-            return await self.send(
-                worker_id,
-                origin,
-                method,
-                path,
-                headers,
-                body,
-                header_timeout_s=header_timeout_s,
-            )
+            return await self.send(request)
         except UpstreamStaleError:
-            return await self.send(
-                worker_id,
-                origin,
-                method,
-                path,
-                headers,
-                body,
-                header_timeout_s=header_timeout_s,
-                fresh=True,
-            )
+            return await self.send(request, fresh=True)
 
     async def _exchange(
-        self,
-        worker_id: str,
-        origin: Origin,
-        connection: HttpConnection,
-        request: bytes,
-        limit_s: float,
+        self, request: UpstreamRequest, connection: HttpConnection
     ) -> UpstreamResponse:
+        origin = request.origin
+        limit_s = request.header_timeout_s or self._header_timeout_s
         done = False
         try:
-            connection.start(request)
+            connection.start(
+                encode_request(
+                    request.method,
+                    (origin.base_path + request.path).encode("ascii"),
+                    origin.authority,
+                    (*self._common, *request.headers),
+                    request.body,
+                )
+            )
             async with asyncio.timeout(limit_s):
                 await connection.read_head()
             done = True
-            return UpstreamResponse(self, worker_id, origin, connection)
+            return UpstreamResponse(
+                request.worker_id,
+                connection,
+                partial(self._release, origin),
+                self._chunk_timeout_s,
+            )
         except TimeoutError as error:
-            raise UpstreamTimeoutError(worker_id, f"sent no head in {limit_s:g} s") from error
+            raise UpstreamTimeoutError(
+                request.worker_id, f"sent no head in {limit_s:g} s"
+            ) from error
         finally:
             if not done:
                 connection.abort()
@@ -276,7 +180,8 @@ class UpstreamClient:
             connection.abort()
         return None
 
-    async def _connect(self, worker_id: str, origin: Origin) -> HttpConnection:
+    async def _connect(self, request: UpstreamRequest) -> HttpConnection:
+        origin, worker_id = request.origin, request.worker_id
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
@@ -294,8 +199,7 @@ class UpstreamClient:
             raise UpstreamUnreachableError(worker_id, f"cannot be reached: {error}") from error
         return connection
 
-    def release(self, origin: Origin, connection: HttpConnection) -> None:
-        """Take a connection back from a response that is done with it."""
+    def _release(self, origin: Origin, connection: HttpConnection) -> None:
         idle = self._idle.setdefault(origin, deque())
         if not connection.reusable or len(idle) >= self._MAX_IDLE:
             connection.abort()

@@ -11,7 +11,7 @@ import msgspec
 
 from cache_router.errors import UpstreamError, UpstreamProtocolError
 from cache_router.worker_registry import EventEndpoint, ServedModel
-from gateway.upstream_client import Origin, UpstreamClient
+from gateway.upstream_client import Origin, UpstreamClient, UpstreamRequest
 
 _START_TIME = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _MAX_BYTES = 16 * 1024 * 1024
@@ -62,7 +62,7 @@ class WorkerProbe:
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         response = await self._client.send_repeatable(
-            self._url, self._origin, b"GET", path, header_timeout_s=self._timeout_s
+            UpstreamRequest(self._url, self._origin, b"GET", path, header_timeout_s=self._timeout_s)
         )
         try:
             return response.status, await response.read_all(_MAX_BYTES)

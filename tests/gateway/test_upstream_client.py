@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from cache_router.errors import (
     UpstreamUnreachableError,
 )
 from cache_router.settings import Settings
-from gateway.upstream_client import Origin, UpstreamClient
+from gateway.upstream_client import Origin, UpstreamClient, UpstreamRequest
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -71,8 +72,12 @@ async def client() -> AsyncIterator[UpstreamClient]:
     client.close()
 
 
+def post(origin: Origin, path: str = "/", body: bytes = b"{}") -> UpstreamRequest:
+    return UpstreamRequest("w", origin, b"POST", path, (), body)
+
+
 async def exchange(client: UpstreamClient, origin: Origin, body: bytes = b"{}") -> bytes:
-    response = await client.send_repeatable("w", origin, b"POST", "/v1/x", (), body)
+    response = await client.send_repeatable(post(origin, "/v1/x", body))
     try:
         return await response.read_all(1 << 20)
     finally:
@@ -140,7 +145,7 @@ async def test_a_stale_connection_is_told_to_who_must_not_repeat_a_request(
     async with scripted(handler) as server:
         assert await exchange(client, server.origin) == b"x"
         with pytest.raises(UpstreamStaleError):
-            await client.send("w", server.origin, b"POST", "/", (), b"{}")
+            await client.send(post(server.origin))
         assert server.num_connections == 1
 
 
@@ -224,7 +229,7 @@ async def test_silence_is_a_timeout(client: UpstreamClient) -> None:
 
     async with scripted(handler) as server:
         with pytest.raises(UpstreamTimeoutError):
-            await client.send("w", server.origin, b"GET", "/", header_timeout_s=0.01)
+            await client.send(replace(post(server.origin), header_timeout_s=0.01))
         await server.client_left.wait()
 
 
@@ -236,7 +241,7 @@ async def test_a_response_closed_early_cuts_the_worker_off(client: UpstreamClien
         await reader.readexactly(1)
 
     async with scripted(handler) as server:
-        response = await client.send("w", server.origin, b"POST", "/", (), b"{}")
+        response = await client.send(post(server.origin))
         assert await response.read_chunk() == b"a"
         response.close()
         await server.client_left.wait()
@@ -277,7 +282,7 @@ async def test_a_slow_reader_stops_the_worker_from_sending(client: UpstreamClien
             stuck.set()
 
     async with scripted(handler) as server:
-        response = await client.send("w", server.origin, b"POST", "/", (), b"{}")
+        response = await client.send(post(server.origin))
         await stuck.wait()
         response.close()
     assert sent < 64 * 1024 * 1024
@@ -293,7 +298,7 @@ async def test_an_interim_head_is_skipped(client: UpstreamClient) -> None:
         await writer.drain()
 
     async with scripted(handler) as server:
-        response = await client.send("w", server.origin, b"POST", "/", (), b"{}")
+        response = await client.send(post(server.origin))
         assert (response.status, response.header(b"link")) == (200, None)
         assert await response.read_all(10) == b"x"
         response.close()
@@ -314,7 +319,7 @@ async def test_an_answer_nobody_asked_for_is_never_taken_for_the_next_one(
 
     async with scripted(handler) as server:
         for path, expected in (("/first", b"one"), ("/second", b"two")):
-            response = await client.send("w", server.origin, b"POST", path, (), b"{}")
+            response = await client.send(post(server.origin, path))
             assert await response.read_all(100) == expected
             response.close()
         assert server.num_connections == 2
