@@ -27,12 +27,12 @@ def living_processes() -> Iterator[ProcessEntry]:
         if not folder.name.isdigit():
             continue
         try:
-            stat = (folder / "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
+            stat = (folder / "stat").read_bytes()
+        except OSError:  # it is gone, or somebody else's and hidden from us
             continue
-        # The name is in parentheses and may contain anything, also spaces and parentheses.
-        fields = stat[stat.rindex(")") + 2 :].split()
-        if fields[0] not in "ZX":
+        # The name is in parentheses and may be any bytes: spaces, parentheses, half a character.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        if fields[0] not in (b"Z", b"X"):
             yield ProcessEntry(int(folder.name), int(fields[1]), int(fields[3]))
 
 
@@ -68,5 +68,5 @@ def first_to_kill(pids: set[int]) -> set[int]:
 def _is_resource_tracker(pid: int) -> bool:
     try:
         return b"multiprocessing.resource_tracker" in (_PROC / str(pid) / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return False

@@ -23,6 +23,17 @@ def test_descendants_are_found_over_session_bounds(fifo: Fifo) -> None:
             process.wait()
 
 
+def test_a_process_may_have_any_bytes_for_a_name() -> None:
+    name = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'caf\\xc3) R', 0, 0, 0)"
+    told = "; sys.stdout.write('x'); sys.stdout.flush(); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", name + told], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        assert process.pid in descendants_of(os.getpid())
+
+
 def test_a_zombie_does_not_count() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
