@@ -19,25 +19,39 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_cleanly)
     # Only now, because this takes a while, and Ctrl-C may come during it.
-    from radixgate.commands import app
+    from radixgate.commands import run_command
 
     try:
-        app(prog_name="radixgate")
-    except* ConfigurationError as group:
-        _fail(group, 2)
-    except* RadixgateError as group:
-        _fail(group, 1)
-    except* KeyboardInterrupt:
+        run_command()
+    except KeyboardInterrupt:
         sys.exit(0)
+    except (RadixgateError, BaseExceptionGroup) as error:
+        fail(error)
 
 
 def _end_cleanly(_number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(0)
 
 
-def _fail(group: BaseExceptionGroup[RadixgateError], status: int) -> NoReturn:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    sys.stderr.write(f"radixgate: {error}\n")
-    sys.exit(status)
+def fail(error: BaseException) -> NoReturn:
+    """Tell the one error that matters most, and end.
+
+    Tasks that fail together come in groups. Not `except*`: an exit from one of its branches would
+    be put into a group again, and end as a traceback.
+
+    Raises:
+        BaseException: `error` itself, if it is not ours alone: a bug keeps its traceback.
+    """
+    leaves = _leaves(error)
+    for leaf in leaves:
+        if not isinstance(leaf, RadixgateError):
+            raise error
+    told = next((leaf for leaf in leaves if isinstance(leaf, ConfigurationError)), leaves[0])
+    sys.stderr.write(f"radixgate: {told}\n")
+    sys.exit(2 if isinstance(told, ConfigurationError) else 1)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for member in error.exceptions for leaf in _leaves(member)]

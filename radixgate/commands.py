@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +12,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
 from engine_workers.workspace import Workspace
 from radixgate import __version__
@@ -22,7 +25,6 @@ app = typer.Typer(
     name="radixgate",
     help="An OpenAI-compatible gateway that routes each request to the vLLM engine that already "
     "holds its KV cache. Every setting is also a RADIXGATE_ environment variable; flags win.",
-    no_args_is_help=True,
     add_completion=False,
     # Plain text: examples keep their lines, and an error is one line that scripts can read.
     rich_markup_mode=None,
@@ -198,6 +200,33 @@ def version() -> None:
     print(f"radixgate {__version__}")
 
 
+def run_command() -> None:
+    """Run the command that the arguments name, and exit with its status.
+
+    Raises:
+        RadixgateError: Alone or in a group; a wrong flag too is a `ConfigurationError`.
+    """
+    try:
+        status = app(sys.argv[1:] or ["--help"], prog_name="radixgate", standalone_mode=False)
+    except Exception as error:
+        # The parser's own errors; their class has another home in each version of typer.
+        if not hasattr(error, "format_message"):
+            raise
+        raise _usage_error(error) from error
+    sys.exit(status)
+
+
+def _usage_error(error: Exception) -> ConfigurationError:
+    """One line for a wrong flag or command, as for a wrong variable."""
+    parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    if parameter is not None:
+        name = parameter.opts[0]
+    else:
+        command = context.command_path.removeprefix("radixgate").strip() if context else ""
+        name = getattr(error, "option_name", command) or "command"
+    return ConfigurationError(name, f"{str(error).rstrip('.')}; see `radixgate --help`")
+
+
 def _run_async(work: Coroutine[None, None, None]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
@@ -208,4 +237,8 @@ def _say_listening(settings: Settings) -> None:
 
 
 def _bytes(gib: float | None) -> int | None:
-    return None if gib is None else round(gib * _GIB)
+    if gib is None:
+        return None
+    if not math.isfinite(gib):  # infinity is above every minimum
+        raise ConfigurationError("--kv-cache-gib", f"{gib} is not a number of GiB; give 2, say")
+    return round(gib * _GIB)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cache_router.errors import ConfigurationError, EngineError
 from engine_workers.ports import any_free_ports
+from radixgate.cli import fail
 from tests.radixgate.conftest import Start
 
 
@@ -32,16 +34,56 @@ def test_help_has_examples_that_keep_their_lines(start: Start, command: str) -> 
     assert f"\n    radixgate {command}" in output
 
 
+def test_without_a_command_the_help_is_shown(start: Start) -> None:
+    process = start()
+    output, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    assert "Commands:" in output
+
+
 @pytest.mark.parametrize(
-    "arguments", [("fly",), ("serve", "--engines", "no"), ("gateway", "--port", "70000")]
+    ("named", "arguments"),
+    [
+        ("command", ("fly",)),
+        ("--no-such-flag", ("serve", "--no-such-flag")),
+        ("--worker", ("gateway", "--worker")),
+        ("--engines", ("serve", "--engines", "no")),
+        ("--engines", ("serve", "--engines", "0")),
+        ("--port", ("gateway", "--port", "70000")),
+        ("--kv-cache-gib", ("serve", "--kv-cache-gib", "nan")),
+        ("--kv-cache-gib", ("worker", "--kv-cache-gib", "inf")),
+    ],
 )
-def test_wrong_usage_is_status_2_without_a_traceback(
-    start: Start, arguments: tuple[str, ...]
+def test_wrong_usage_is_one_line_that_names_the_flag(
+    start: Start, named: str, arguments: tuple[str, ...]
 ) -> None:
-    process = start(*arguments)
-    _, errors = process.communicate()
-    assert process.returncode == 2
-    assert "Traceback" not in errors
+    assert refused(start, *arguments).startswith(f"{named}: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (EngineError("it died"), 1, "it died"),
+        (ExceptionGroup("", [ExceptionGroup("", [EngineError("it died")])]), 1, "it died"),
+        (
+            ExceptionGroup("", [EngineError("it died"), ConfigurationError("PORT", "taken")]),
+            2,
+            "PORT: taken",
+        ),
+    ],
+)
+def test_the_error_that_matters_most_is_told_on_one_line(
+    error: Exception, status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        fail(error)
+    assert ended.value.code == status
+    assert capsys.readouterr().err == f"radixgate: {line}\n"
+
+
+def test_a_bug_among_the_errors_is_not_hidden() -> None:
+    with pytest.raises(ExceptionGroup):
+        fail(ExceptionGroup("", [EngineError("it died"), ValueError("a bug")]))
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway", "worker"])
