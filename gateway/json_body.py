@@ -14,7 +14,12 @@ from cache_router.errors import InvalidRequestError
 
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # What stands before a value when no member is hidden there: an opening brace or a comma, a key.
-_LEAD = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+# Possessive, or the matcher would remember a way back for every byte of a key of megabytes.
+_LEAD = re.compile(
+    rb'[ \t\r\n]*+[{,][ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL
+)
+# No API has a tenth of it; each member costs microseconds of everybody's event loop.
+_MAX_MEMBERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,16 @@ class JsonBody:
         """Parse `raw`.
 
         Raises:
-            InvalidRequestError: Not a JSON object, nested too deeply, or a top-level key twice.
+            InvalidRequestError: Not a JSON object, nested too deeply, too many top-level keys, or
+                one of them twice.
         """
         self.raw = raw
         try:
             self._raw_values = _DECODER.decode(raw)
+            if len(self._raw_values) > _MAX_MEMBERS:
+                raise InvalidRequestError(
+                    f"The request body has more than {_MAX_MEMBERS} top-level keys."
+                )
             self.fields: dict[str, Any] = {
                 name: msgspec.json.decode(value) for name, value in self._raw_values.items()
             }

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -131,3 +133,22 @@ def test_a_key_repeated_further_down_is_the_engines_business() -> None:
 def test_what_is_not_an_object_in_json_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         JsonBody(raw)
+
+
+@pytest.mark.parametrize("key", [b"k" * 20_000_000, rb"\n" * 10_000_000])
+def test_a_key_of_megabytes_costs_no_more_memory_than_a_few_of_it(key: bytes) -> None:
+    raw = b'{"' + key + b'":1}'
+    tracemalloc.start()
+    began_s = time.process_time()
+    JsonBody(raw)
+    # With a way back for every byte it was 100 times the key, and 10 s.
+    assert time.process_time() - began_s < 5
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10 * len(raw)
+
+
+def test_thousands_of_top_level_keys_are_refused() -> None:
+    members = b",".join(b'"k%d":1' % i for i in range(1025))
+    with pytest.raises(InvalidRequestError, match="more than 1024 top-level keys"):
+        JsonBody(b"{" + members + b"}")
