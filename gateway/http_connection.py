@@ -152,6 +152,10 @@ class HttpConnection(asyncio.Protocol):
             self._fail(f"does not speak HTTP/1.1: {error}")
             self.abort()
             return
+        except httptools.HttpParserUpgrade:
+            self._fail("switches to a protocol that nobody asked for")
+            self.abort()
+            return
         if not self._head_done and self._head_bytes > _MAX_HEAD_BYTES:
             self._fail(f"sent a response head of over {_MAX_HEAD_BYTES} bytes")
             self.abort()
@@ -173,8 +177,8 @@ class HttpConnection(asyncio.Protocol):
     # --- httptools callbacks ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect one header, its name in lower case."""
-        if not self._complete:
+        """Collect one header, its name in lower case; what trails a body is no header."""
+        if not self._head_done and not self._complete:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:

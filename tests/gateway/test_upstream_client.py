@@ -304,6 +304,35 @@ async def test_an_interim_head_is_skipped(client: UpstreamClient) -> None:
         response.close()
 
 
+async def test_what_trails_a_body_is_no_header(client: UpstreamClient) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"2;ext=1\r\nok\r\n0\r\ncontent-encoding: br\r\n\r\n")
+        await writer.drain()
+
+    async with scripted(handler) as server:
+        response = await client.send(post(server.origin))
+        assert await response.read_all(10) == b"ok"
+        response.close()
+    assert response.header(b"content-encoding") is None
+
+
+async def test_a_switch_to_another_protocol_is_refused(
+    client: UpstreamClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 101 X\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nhello")
+        await writer.drain()
+        await reader.read()
+
+    async with scripted(handler) as server:
+        with pytest.raises(UpstreamUnreachableError, match="protocol that nobody asked for"):
+            await client.send(post(server.origin))
+    assert not caplog.records
+
+
 async def test_an_answer_nobody_asked_for_is_never_taken_for_the_next_one(
     client: UpstreamClient,
 ) -> None:
