@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 import zlib
 from collections.abc import AsyncIterator
@@ -29,6 +31,8 @@ _PASSED_ON = frozenset({b"content-type", b"retry-after", b"retry-after-ms", b"x-
 _MAX_BODY_BYTES = 256 * 1024 * 1024
 _MAX_EVENT_BYTES = 64 * 1024 * 1024
 _MAX_ERROR_BYTES = 1024 * 1024
+# How long a worker may take from its `[DONE]` to the end of the response.
+_AFTER_DONE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,9 @@ async def relay_whole(
     if status in (401, 403):
         # The caller's key was not sent there: it is the gateway's that the worker refuses.
         raise UpstreamProtocolError(worker_id, f"refuses the gateway's own key (status {status})")
+    if status != 200 and not 400 <= status < 600:
+        # An empty success, a redirect to where only we could go, a status that does not exist.
+        raise UpstreamProtocolError(worker_id, f"answers with status {status}")
     headers = passed_headers(response) + extra
     if status >= 400:
         body = await _read_plain(response, worker_id, _MAX_ERROR_BYTES)
@@ -139,7 +146,7 @@ async def relay_stream(
     await responder.start(response.status, [*passed_headers(response), *_STREAM_HEADERS, *extra])
     last_data_s: float | None = None
     try:
-        async for chunk in _read(response, responder, limits):
+        async for chunk in _read(response, responder, limits, judge):
             passing: list[bytes] = []
             for event in splitter.feed(chunk) if chunk else splitter.finish():
                 verdict = judge.see(event)
@@ -168,11 +175,11 @@ async def relay_stream(
 
 
 async def _read(
-    response: UpstreamResponse, responder: Responder, limits: StreamLimits
+    response: UpstreamResponse, responder: Responder, limits: StreamLimits, judge: StreamJudge
 ) -> AsyncIterator[bytes]:
-    """Yield what is read, b"" last; send comments while there is nothing."""
+    """Yield what is read until `judge` has seen `[DONE]`, else b"" last; fill silence."""
     silent_s = 0.0
-    while True:
+    while not judge.saw_done:
         try:
             chunk = await response.read_chunk(limits.keep_alive_s)
         except UpstreamTimeoutError:
@@ -185,3 +192,8 @@ async def _read(
         yield chunk
         if not chunk:
             return
+    # Only so that the connection can be kept: the answer is over, whatever becomes of this.
+    with contextlib.suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(_AFTER_DONE_S):
+            while await response.read_chunk():
+                pass

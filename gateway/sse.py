@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -21,17 +22,21 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 
 
+# Counters only go up: a usage with a count below zero is none.
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class PromptTokensDetails(msgspec.Struct, gc=False):
     """What the engine did not have to compute; None where it does not say."""
 
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class Usage(msgspec.Struct, gc=False):
     """The counts that metering and the index's check need; other fields are not looked at."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
+    prompt_tokens: _Count
+    completion_tokens: _Count | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
 
     @property
