@@ -12,6 +12,7 @@ RadixgateError
 ├── OverloadedError               too much is in flight already
 ├── UpstreamError                 a worker failed us
 │   ├── UpstreamUnreachableError
+│   │   ├── UpstreamConnectError
 │   │   └── UpstreamStaleError
 │   ├── UpstreamTimeoutError
 │   ├── UpstreamProtocolError
@@ -124,6 +125,10 @@ class UpstreamError(RadixgateError):
 
 class UpstreamUnreachableError(UpstreamError):
     """Refused, reset or closed before a response's head had come."""
+
+
+class UpstreamConnectError(UpstreamUnreachableError):
+    """No connection could be opened, so nothing was sent."""
 
 
 class UpstreamStaleError(UpstreamUnreachableError):

@@ -24,6 +24,7 @@ from cache_router.errors import (
     TokenizerError,
     UnknownModelError,
     UnsupportedMediaTypeError,
+    UpstreamConnectError,
     UpstreamError,
     UpstreamIncompleteError,
     UpstreamProtocolError,
@@ -98,6 +99,9 @@ SHAPES: dict[type[RadixgateError], _Shape] = {
         503, _SERVER, "server_is_overloaded", "The server is overloaded. Try again shortly."
     ),
     UpstreamUnreachableError: _Shape(
+        502, _SERVER, "upstream_unreachable", "The worker for this request could not be reached."
+    ),
+    UpstreamConnectError: _Shape(
         502, _SERVER, "upstream_unreachable", "The worker for this request could not be reached."
     ),
     UpstreamStaleError: _Shape(

@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-from cache_router.errors import UpstreamStaleError, UpstreamUnreachableError
+from cache_router.errors import (
+    UpstreamConnectError,
+    UpstreamStaleError,
+    UpstreamUnreachableError,
+)
 from cache_router.types import RouteQuery, WorkerId
 from gateway.attempt import Attempt, Sending
 from gateway.generation_request import Endpoint, GenerationRequest
@@ -14,7 +18,9 @@ from gateway.services import Services
 
 logger = logging.getLogger(__name__)
 
-_MAX_ATTEMPTS = 2
+# A request may be what its worker died of: it is sent, and workers are found dead, twice at most.
+_MAX_SENT = 2
+_MAX_UNREACHABLE = 2
 
 
 class GenerationEndpoint(PostEndpoint):
@@ -39,7 +45,8 @@ class GenerationEndpoint(PostEndpoint):
 
         sending = Sending(request, tokenized, request.upstream_body())
         excluded: frozenset[WorkerId] = frozenset()
-        for attempt in range(_MAX_ATTEMPTS):
+        num_sent = 0
+        while True:
             query = RouteQuery(
                 root,
                 tokenized.prompts,
@@ -54,15 +61,17 @@ class GenerationEndpoint(PostEndpoint):
             with services.router.reserve(query, decision) as reservation:
                 try:
                     await Attempt(services, exchange, sending, decision, reservation).run(
-                        fresh=attempt > 0
+                        fresh=num_sent > 0
                     )
                 except UpstreamUnreachableError as error:
+                    num_sent += not isinstance(error, UpstreamConnectError)
                     # Nothing is known against a worker whose idle connection had gone stale.
                     if not isinstance(error, UpstreamStaleError):
                         services.discovery.suspect(decision.worker_id)
                         excluded |= {decision.worker_id}
                     others = len(services.registry.workers_for(model)) - len(excluded)
-                    if exchange.responder.started or attempt + 1 == _MAX_ATTEMPTS or not others:
+                    spent = num_sent == _MAX_SENT or len(excluded) == _MAX_UNREACHABLE
+                    if exchange.responder.started or spent or not others:
                         raise
                     request_id = exchange.responder.request_id
                     logger.warning("request %s re-routed: %s", request_id, error)

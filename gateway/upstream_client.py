@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from cache_router.errors import (
     ConfigurationError,
+    UpstreamConnectError,
     UpstreamStaleError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
@@ -110,9 +111,10 @@ class UpstreamClient:
             fresh: Whether to open a connection even if an idle one is kept.
 
         Raises:
+            UpstreamConnectError: No connection, or not in time; nothing was sent.
             UpstreamStaleError: An idle connection was used and closed without a byte.
-            UpstreamUnreachableError: Refused, reset or closed before a head.
-            UpstreamTimeoutError: No connection or no head in time.
+            UpstreamUnreachableError: Reset or closed before a head.
+            UpstreamTimeoutError: No head in time.
         """
         idle = None if fresh else self._take_idle(request.origin)
         connection = idle or await self._connect(request)
@@ -192,11 +194,11 @@ class UpstreamClient:
                     ssl=self._tls if origin.tls else None,
                 )
         except TimeoutError as error:
-            raise UpstreamTimeoutError(
+            raise UpstreamConnectError(
                 worker_id, f"did not accept a connection in {self._connect_timeout_s:g} s"
             ) from error
         except OSError as error:
-            raise UpstreamUnreachableError(worker_id, f"cannot be reached: {error}") from error
+            raise UpstreamConnectError(worker_id, f"cannot be reached: {error}") from error
         return connection
 
     def _release(self, origin: Origin, connection: HttpConnection) -> None:
