@@ -79,8 +79,6 @@ class UpstreamRequest:
     headers: Sequence[Header] = ()
     """What to send beside what every request carries."""
     body: bytes = b""
-    header_timeout_s: float | None = None
-    """Seconds to wait for the response's head; the settings' limit if not given."""
 
 
 class UpstreamClient:
@@ -143,7 +141,7 @@ class UpstreamClient:
         self, request: UpstreamRequest, connection: HttpConnection
     ) -> UpstreamResponse:
         origin = request.origin
-        limit_s = request.header_timeout_s or self._header_timeout_s
+        limit_s = self._header_timeout_s
         done = False
         try:
             connection.start(

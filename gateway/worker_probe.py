@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cache_router.errors import UpstreamError, UpstreamProtocolError
+from cache_router.errors import UpstreamError, UpstreamProtocolError, UpstreamTimeoutError
 from cache_router.worker_registry import EventEndpoint, ServedModel
 from gateway.upstream_client import Origin, UpstreamClient, UpstreamRequest
 
@@ -61,13 +62,18 @@ class WorkerProbe:
         self._timeout_s = timeout_s
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        response = await self._client.send_repeatable(
-            UpstreamRequest(self._url, self._origin, b"GET", path, header_timeout_s=self._timeout_s)
-        )
+        request = UpstreamRequest(self._url, self._origin, b"GET", path)
         try:
-            return response.status, await response.read_all(_MAX_BYTES)
-        finally:
-            response.close()
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._client.send_repeatable(request)
+                try:
+                    return response.status, await response.read_all(_MAX_BYTES)
+                finally:
+                    response.close()
+        except TimeoutError as error:
+            raise UpstreamTimeoutError(
+                self._url, f"did not answer {path} in {self._timeout_s:g} s"
+            ) from error
 
     async def check_health(self) -> None:
         """Ask whether the server can take requests.

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from cache_router.errors import UpstreamError
+from cache_router.errors import UpstreamError, UpstreamTimeoutError
 from cache_router.settings import Settings
 from gateway.upstream_client import UpstreamClient
 from gateway.worker_probe import WorkerProbe, is_bound, reachable
@@ -69,6 +71,29 @@ async def test_why_no_events_can_be_followed_is_told(
     assert found.by_rank == {}
     assert found.problem is not None
     assert problem in found.problem
+
+
+async def test_an_answer_that_trickles_is_given_up() -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+        gone.set()
+
+    gone = asyncio.Event()
+    client = UpstreamClient(Settings())
+    async with await asyncio.start_server(trickle, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        probe = WorkerProbe(client, f"http://127.0.0.1:{port}", 0.1)
+        with pytest.raises(UpstreamTimeoutError, match=r"did not answer /health in 0.1 s"):
+            await probe.check_health()
+        await gone.wait()
+    client.close()
 
 
 @pytest.mark.parametrize(
