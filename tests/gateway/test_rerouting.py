@@ -60,6 +60,17 @@ async def test_a_worker_whose_host_is_gone_is_replaced() -> None:
         assert len(second.seen) == 4
 
 
+async def test_a_dead_workers_tokenizing_goes_to_another_one() -> None:
+    async with fake_worker() as first, fake_worker() as second:
+        async with running_gateway(first.url, second.url, worker_poll_s=60) as client:
+            await until_ready(client)
+            first.die()
+            for _ in range(4):
+                response = await client.post("/tokenize", json={"model": "m", "prompt": "Hi"})
+                assert response.status_code == 200
+        assert len(second.tokenized) == 4
+
+
 @contextmanager
 def closed_door(port: int) -> Iterator[None]:
     """Let connections to a port neither open nor fail, as a host without power does."""
