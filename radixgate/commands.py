@@ -80,7 +80,7 @@ def serve(
       radixgate serve --port 9000 --engines 1 --model ./models/Qwen3-0.6B
       radixgate serve --tool-call-parser hermes -- --max-num-seqs 64
     """  # noqa: D301 - click keeps the lines of a paragraph that starts with this character
-    from radixgate.serve import plan_serve
+    from radixgate.serve import planned_serve
     from radixgate.serve import serve as run_serve
 
     settings = load_settings(
@@ -95,11 +95,11 @@ def serve(
         log_level=log_level,
     )
     configure_logging(settings)
-    plan = plan_serve(settings, Workspace.current(), context.args)
-    # After the plan: what is wrong with it should not have to wait for these imports.
-    from gateway.server import run_gateway
+    with planned_serve(settings, Workspace.current(), context.args) as plan:
+        # After the plan: what is wrong with it should not have to wait for these imports.
+        from gateway.server import run_gateway
 
-    _run_async(run_serve(plan, run_gateway))
+        _run_async(run_serve(plan, run_gateway))
 
 
 @app.command()

@@ -8,7 +8,8 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from engine_workers.event_endpoints import socket_folder
 from engine_workers.fleet import Fleet, FleetPlan, engine_specs
 from engine_workers.hardware import usable_cores
 from engine_workers.health_probe import is_healthy
-from engine_workers.ports import any_free_ports, free_ports, require_free
+from engine_workers.ports import any_free_ports, claimed_port, claimed_ports, require_free
 from engine_workers.supervisor import SupervisionPolicy
 from engine_workers.workspace import Workspace
 from radixgate.engine_plan import plan_engines
@@ -50,28 +51,35 @@ class ServePlan:
     workspace: Workspace
 
 
-def plan_serve(
+@contextmanager
+def planned_serve(
     settings: Settings, workspace: Workspace, vllm_arguments: Sequence[str]
-) -> ServePlan:
+) -> Iterator[ServePlan]:
     """Decide everything, and refuse what cannot work while that costs nothing yet.
+
+    The plan's ports are kept from other radixgates for the length of the block.
 
     Raises:
         ConfigurationError: The port is taken, or the engines cannot work, see `plan_engines`.
     """
     if settings.port == 0:
+        require_free(settings.host, 0, "RADIXGATE_PORT")
         settings = settings.model_copy(update={"port": any_free_ports(1, settings.host)[0]})
-    require_free(settings.host, settings.port, "RADIXGATE_PORT")
     if "route_headers" not in settings.model_fields_set:
         settings = settings.model_copy(update={"route_headers": True})
-    ports = free_ports(settings.engines, settings.port + 1)
-    return ServePlan(settings, plan_engines(settings, workspace, ports, vllm_arguments), workspace)
+    with (
+        claimed_port(settings.host, settings.port, "RADIXGATE_PORT"),
+        claimed_ports(settings.engines, settings.port + 1) as ports,
+    ):
+        fleet = plan_engines(settings, workspace, ports, vllm_arguments)
+        yield ServePlan(settings, fleet, workspace)
 
 
 async def serve(plan: ServePlan, run_gateway: RunGateway) -> None:
     """Start the engines, then the gateway; end everything at SIGINT or SIGTERM.
 
     Args:
-        plan: From `plan_serve`.
+        plan: From `planned_serve`.
         run_gateway: `gateway.server.run_gateway`.
 
     Raises:
