@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,23 @@ def test_an_engine_that_ends_by_itself_is_status_1(start: Start, model: Path) ->
 
 def test_events_can_be_published_to_other_machines(start: Start, model: Path, fifo: Fifo) -> None:
     (port,) = any_free_ports(1)
-    start("worker", "--port", str(port), "--model", str(model), "--kv-events-port", "5557")
+    arguments = ("worker", "--port", str(port), "--model", str(model), "--kv-events-port")
+    (events,) = any_free_ports(1)
+    start(*arguments, str(events))
     flags = fifo.read_line()
-    assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in flags
+    assert f'"endpoint": "tcp://*:{events}", "replay_endpoint": "tcp://*:{events + 1}"' in flags
+
+
+def test_a_taken_event_port_is_refused(start: Start, model: Path) -> None:
+    (port,) = any_free_ports(1)
+    arguments = ("worker", "--port", str(port), "--model", str(model), "--kv-events-port")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        for first in (taken, taken - 1):  # the events', and the replay's
+            process = start(*arguments, str(first))
+            _, errors = process.communicate()
+            assert process.returncode == 2
+            assert errors.startswith(f"radixgate: --kv-events-port: port {taken} ")
 
 
 def test_sigkill_leaves_no_engine(start: Start, model: Path, fifo: Fifo) -> None:
