@@ -26,6 +26,9 @@ from cache_router.types import (
 )
 from cache_router.worker_registry import WorkerInfo, WorkerRegistry
 
+# Reservations of a worker, beyond twice those in flight, that are kept before a look through all.
+_MANY_PREFILLS = 64
+
 
 class CacheRouter:
     """Routes by what the workers' caches hold and by what already waits there."""
@@ -119,7 +122,11 @@ class CacheRouter:
             self._predictions,
             self._overlaps.hash_prompts(query, info),
         )
-        self._prefills.setdefault(info.worker_id, deque()).append(reservation)
+        prefills = self._prefills.setdefault(info.worker_id, deque())
+        prefills.append(reservation)
+        if len(prefills) > _MANY_PREFILLS + 2 * load.num_running:
+            # Behind one request that hangs, those that are over would gather for as long.
+            self._prefills[info.worker_id] = deque(each for each in prefills if each.awaits_prefill)
         return reservation
 
     def _settle_prefills(self, worker_id: WorkerId) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from cache_router.types import (
 )
 from cache_router.worker_registry import WorkerLoad
 from tests.cache_router.cluster import (
+    BLOCK_SIZE,
     A,
     B,
     C,
@@ -88,6 +90,19 @@ def test_a_prefill_is_over_once_events_report_its_last_block() -> None:
         cluster.router.route(ask(other))
         assert cluster.load(A) == (2, 50)
     assert cluster.load(A) == (0, 0)
+
+
+def test_a_request_that_hangs_does_not_keep_those_behind_it() -> None:
+    cluster = Cluster(A)
+    # Of less than a block no event tells that it is computed.
+    with cluster.reserve(ask(tokens(BLOCK_SIZE - 1))):
+        behind = []
+        for seed in range(300):
+            with cluster.reserve(ask(tokens(64, seed))) as reservation:
+                behind.append(weakref.ref(reservation))
+            del reservation
+        assert sum(ref() is not None for ref in behind) < 100
+        assert cluster.load(A) == (1, BLOCK_SIZE - 1)
 
 
 def test_a_failed_request_is_not_followed_by_its_siblings() -> None:
