@@ -9,18 +9,22 @@ from cache_router.types import TokenIds
 from gateway.tokenizing.request_fields import Truncation
 
 _MAX_TOKEN_ID = 2**32 - 1
+# Each prompt is hashed and looked up while the event loop waits: 20 us each, a long wait for more.
+_MAX_PROMPTS = 1024
 
 
 def read_prompts(prompt: object) -> list[str] | list[TokenIds]:
     """Read a text, a list of texts, a list of token ids, or a list of such lists.
 
     Raises:
-        TokenizerError: `prompt` is none of these, or empty.
+        TokenizerError: `prompt` is none of these, or empty, or longer than is worth routing by.
     """
     if isinstance(prompt, str) and prompt:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise TokenizerError("`prompt` is neither a text nor a list, or it is empty")
+    if isinstance(prompt[0], str | list) and len(prompt) > _MAX_PROMPTS:
+        raise TokenizerError(f"`prompt` is a list of more than {_MAX_PROMPTS} prompts")
     if isinstance(prompt[0], str):
         if not all(isinstance(text, str) for text in prompt):
             raise TokenizerError("`prompt` mixes texts with other things")

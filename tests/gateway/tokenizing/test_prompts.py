@@ -26,6 +26,13 @@ def test_anything_else_is_refused(prompt: object) -> None:
         read_prompts(prompt)
 
 
+@pytest.mark.parametrize("prompt", ["a", [1]])
+def test_more_prompts_than_are_worth_routing_by_are_refused(prompt: object) -> None:
+    assert len(read_prompts([prompt] * 1024)) == 1024
+    with pytest.raises(TokenizerError, match="more than 1024 prompts"):
+        read_prompts([prompt] * 1025)
+
+
 def test_the_start_gives_way_unless_the_end_is_told_to() -> None:
     ids = np.arange(5, dtype=np.uint32)
     assert list(truncated(ids, Truncation(2))) == [3, 4]
