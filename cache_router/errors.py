@@ -6,6 +6,7 @@ RadixgateError
 │   ├── InvalidRequestError
 │   ├── PromptTooLongError
 │   ├── BodyTooLargeError
+│   ├── BodyTooSlowError
 │   ├── UnsupportedMediaTypeError
 │   └── UnknownModelError
 ├── NoWorkerError                 nobody ready serves the model
@@ -75,6 +76,16 @@ class BodyTooLargeError(RequestError):
         super().__init__(
             f"The request body is larger than the {limit_bytes} bytes that are accepted here.",
             code="body_too_large",
+        )
+
+
+class BodyTooSlowError(RequestError):
+    """The request body stopped before its end."""
+
+    def __init__(self, silence_s: float) -> None:
+        super().__init__(
+            f"The request body is not whole, and nothing of it came in {silence_s:g} s.",
+            code="request_timeout",
         )
 
 

@@ -22,6 +22,8 @@ class Settings(BaseSettings):
     """Port to listen on."""
     max_body_bytes: PositiveInt = 64 * 1024 * 1024
     """Largest request body; beyond it 413."""
+    body_silence_s: PositiveFloat = 30.0
+    """Seconds a client may pause within its request body; it holds a place meanwhile. Then 408."""
     max_inflight_per_worker: PositiveInt = 256
     """Requests that may be in flight for each known worker before one is refused with 503."""
     keep_alive_s: PositiveInt = 620

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, 
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cache_router.errors import BodyTooLargeError, UnsupportedMediaTypeError
+from cache_router.errors import BodyTooLargeError, BodyTooSlowError, UnsupportedMediaTypeError
 from gateway.error_responses import ErrorResponse
 from gateway.http_connection import Header
 
@@ -86,12 +86,13 @@ class Responder:
         await self.send_json(error.status, error.body, [*error.headers, *headers])
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, silence_s: float) -> bytes:
     """Read a JSON request body.
 
     Raises:
         UnsupportedMediaTypeError: Declared as something else than JSON.
         BodyTooLargeError: Longer than `limit_bytes`, declared or found.
+        BodyTooSlowError: Nothing of it came for `silence_s` seconds.
         ClientGoneError: The client left before its end.
     """
     # A body without a declared type is read as JSON: curl users forget the header.
@@ -101,9 +102,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     declared = header_of(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGoneError
+    message = await _next_piece(receive, silence_s)
     body: bytes = message.get("body", b"")
     if not message.get("more_body"):
         if len(body) > limit_bytes:
@@ -112,14 +111,23 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     pieces = [body]
     size = len(body)
     while message.get("more_body"):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
+        message = await _next_piece(receive, silence_s)
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > limit_bytes:
             raise BodyTooLargeError(limit_bytes)
     return b"".join(pieces)
+
+
+async def _next_piece(receive: Receive, silence_s: float) -> Message:
+    try:
+        async with asyncio.timeout(silence_s):
+            message = await receive()
+    except TimeoutError as error:
+        raise BodyTooSlowError(silence_s) from error
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    return message
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import msgspec
 
 from cache_router.errors import (
     BodyTooLargeError,
+    BodyTooSlowError,
     ConfigurationError,
     EngineError,
     EventDecodeError,
@@ -86,6 +87,7 @@ SHAPES: dict[type[RadixgateError], _Shape] = {
     PromptTooLongError: _Shape(400, _CLIENT, "context_length_exceeded"),
     UnknownModelError: _Shape(404, _CLIENT, "model_not_found"),
     BodyTooLargeError: _Shape(413, _CLIENT, "body_too_large"),
+    BodyTooSlowError: _Shape(408, _CLIENT, "request_timeout"),
     UnsupportedMediaTypeError: _Shape(415, _CLIENT, "unsupported_media_type"),
     RequestError: _Shape(400, _CLIENT, "invalid_request"),
     NoWorkerError: _Shape(
@@ -140,6 +142,9 @@ def error_response(error: RadixgateError) -> ErrorResponse:
     headers: tuple[Header, ...] = ()
     if retry_after_s is not None:
         headers = ((b"retry-after", b"%d" % retry_after_s),)
+    if isinstance(error, BodyTooSlowError):
+        # Nothing can follow on a connection that is still within a request.
+        headers = ((b"connection", b"close"),)
     return ErrorResponse(
         shape.status, shape.message or str(error), shape.type, code, param, headers
     )

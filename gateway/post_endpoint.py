@@ -71,8 +71,10 @@ class PostEndpoint(ABC):
                 await responder.send_error(error, ((b"allow", b"POST"),))
                 return
             with self.services.intake.slot():
-                limit_bytes = self.services.settings.max_body_bytes
-                raw = await read_body(scope, receive, limit_bytes)
+                settings = self.services.settings
+                raw = await read_body(
+                    scope, receive, settings.max_body_bytes, settings.body_silence_s
+                )
                 async with client_present(receive):
                     await self.answer(exchange, raw)
         except ClientGoneError:
