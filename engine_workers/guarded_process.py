@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 from cache_router.errors import EngineError
@@ -18,7 +17,8 @@ from engine_workers.process_tree import TRACKER_GRACE_S, first_to_kill, members_
 # How much longer than the engine's own grace the guardian may take to end everything.
 _GUARDIAN_SLACK_S = 4.0
 _POLL_S = 0.02
-_TAIL_BYTES = 65536
+# Created too: somebody may have tidied it away since the engine's last life.
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class GuardedProcess:
@@ -44,7 +44,7 @@ class GuardedProcess:
         """
         arguments = [sys.executable, "-m", "engine_workers.guardian", str(grace_s)]
         try:
-            log = None if log_file is None else os.open(log_file, os.O_WRONLY | os.O_APPEND)
+            log = None if log_file is None else os.open(log_file, _APPEND)
             try:
                 guardian = await asyncio.create_subprocess_exec(
                     *arguments,
@@ -114,15 +114,3 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def last_lines(log_file: Path, num_lines: int) -> str:
-    """The end of a log that may be large.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    with log_file.open("rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = deque(log.read().decode(errors="replace").splitlines(), maxlen=num_lines)
-    return "\n".join(lines)

@@ -19,14 +19,19 @@ NUM_PHASES = len(_PHASES)
 _MAX_LOG_BYTES = 256 * 1024
 
 
-def startup_phase(log_file: Path) -> tuple[int, str]:
+def startup_phase(log_file: Path, begin: int) -> tuple[int, str]:
     """The last phase that the log shows.
+
+    Args:
+        log_file: May be missing.
+        begin: Bytes that other lives of the engine have written.
 
     Returns:
         Its number, from 0, and what it is called.
     """
     try:
         with log_file.open("rb") as log:
+            log.seek(begin)
             text = log.read(_MAX_LOG_BYTES).decode(errors="replace")
     except FileNotFoundError:
         text = ""

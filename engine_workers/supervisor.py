@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from cache_router.errors import EngineError
-from engine_workers.guarded_process import GuardedProcess, last_lines
+from engine_workers.engine_log import bound_log, last_lines, own_log
+from engine_workers.guarded_process import GuardedProcess
 from engine_workers.health_probe import is_healthy
 from engine_workers.launch import EngineCommand
+
+logger = logging.getLogger(__name__)
 
 _NUM_LOG_LINES = 12
 
@@ -20,6 +24,8 @@ _NUM_LOG_LINES = 12
 class EngineState(StrEnum):
     """Where an engine is in its life."""
 
+    NEW = "new"
+    """Nobody has started it yet."""
     STARTING = "starting"
     READY = "ready"
     DEAD = "dead"
@@ -31,7 +37,7 @@ class EngineState(StrEnum):
 class EngineStatus:
     """What is known of an engine now."""
 
-    state: EngineState = EngineState.STARTING
+    state: EngineState = EngineState.NEW
     life: int = 1
     """1 for the first process, one more after each restart."""
     problem: str = ""
@@ -51,6 +57,8 @@ class SupervisionPolicy:
     longest_pause_s: float = 30.0
     stable_after_s: float = 60.0
     """An engine that was ready for so long starts again with the first pause."""
+    log_check_s: float = 60.0
+    """Between two looks at how large the log of a running engine has grown."""
 
     def pause_s(self, num_short_lives: int) -> float:
         """Seconds before the next start, after so many lives in a row that were not stable."""
@@ -68,7 +76,8 @@ class EngineSupervisor:
     Args:
         name: For messages, for example `engine 1`.
         command: How to start it.
-        log_file: Gets the engine's output; emptied at the start, kept over restarts.
+        log_file: Gets the engine's output; emptied at the start, kept over restarts. Another one
+            beside it does if another process uses it, see `own_log`.
         policy: Time limits.
         probe: Whether a server at (host, port) is well.
         clock: Monotonic seconds.
@@ -86,6 +95,8 @@ class EngineSupervisor:
         self.name = name
         self.command = command
         self.log_file = log_file
+        self.log_begin = 0
+        """Bytes in the log that earlier lives have written."""
         self.status = EngineStatus()
         self._policy = policy or SupervisionPolicy()
         self._probe = probe
@@ -100,20 +111,32 @@ class EngineSupervisor:
             EngineError: The first start failed; the message has the end of the log. Later deaths
                 only lead to restarts.
         """
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        self.log_file.write_bytes(b"")
+        with own_log(self.log_file) as self.log_file:
+            try:
+                await self._live_again_and_again()
+            finally:
+                await self._change(EngineStatus(EngineState.STOPPED, self.status.life))
+
+    async def _live_again_and_again(self) -> None:
         num_short_lives = 0
-        try:
-            while True:
-                ready_s = await self._live()
-                if self.status.life == 1 and ready_s is None:
-                    raise EngineError(self._last_words())
-                long_enough = ready_s is not None and ready_s >= self._policy.stable_after_s
-                num_short_lives = 0 if long_enough else num_short_lives + 1
-                await asyncio.sleep(self._policy.pause_s(num_short_lives))
-                await self._change(EngineStatus(life=self.status.life + 1))
-        finally:
-            await self._change(EngineStatus(EngineState.STOPPED, self.status.life))
+        life = 1
+        while True:
+            await self._change(EngineStatus(EngineState.STARTING, life))
+            ready_s = await self._live()
+            if life == 1 and ready_s is None:
+                raise EngineError(self._last_words())
+            long_enough = ready_s is not None and ready_s >= self._policy.stable_after_s
+            num_short_lives = 0 if long_enough else num_short_lives + 1
+            pause_s = self._policy.pause_s(num_short_lives)
+            logger.warning(
+                "%s: %s; it starts again in %.0f s; its log: %s",
+                self.name,
+                self.status.problem,
+                pause_s,
+                self.log_file,
+            )
+            await asyncio.sleep(pause_s)
+            life += 1
 
     async def wait_ready(self, life: int = 1) -> None:
         """Wait until the engine is ready in the given life or a later one.
@@ -137,17 +160,27 @@ class EngineSupervisor:
         Returns:
             Seconds that it was ready, None if it never was.
         """
-        self._process = await GuardedProcess.start(
-            self.command, log_file=self.log_file, grace_s=self._policy.grace_s
-        )
+        await self._bound_log()
+        try:
+            self.log_begin = self.log_file.stat().st_size if self.log_file.exists() else 0
+            self._process = await GuardedProcess.start(
+                self.command, log_file=self.log_file, grace_s=self._policy.grace_s
+            )
+        except (EngineError, OSError) as error:
+            await self._die(str(error))
+            return None
         death = asyncio.create_task(self._process.wait(), name=f"{self.name}: wait")
         try:
             if not await self._becomes_ready(death):
                 return None
             ready_at = self._clock()
             await self._change(EngineStatus(EngineState.READY, self.status.life))
-            status = await asyncio.shield(death)
-            await self._die(f"it ended with status {status}")
+            if self.status.life > 1:
+                logger.warning("%s: ready again", self.name)
+            while not death.done():
+                await asyncio.wait([death], timeout=self._policy.log_check_s)
+                await self._bound_log()
+            await self._die(f"it ended with status {death.result()}")
             return self._clock() - ready_at
         finally:
             if not death.done():
@@ -167,6 +200,12 @@ class EngineSupervisor:
         await self._die(f"it ended with status {death.result()} before it was ready")
         return False
 
+    async def _bound_log(self) -> None:
+        try:
+            await asyncio.to_thread(bound_log, self.log_file)
+        except OSError as error:  # a full disk is no reason to end a running engine
+            logger.warning("%s: its log grows: %s", self.name, error)
+
     async def _die(self, problem: str) -> None:
         await self._change(EngineStatus(EngineState.DEAD, self.status.life, problem))
 
@@ -176,7 +215,9 @@ class EngineSupervisor:
             self._changed.notify_all()
 
     def _last_words(self) -> str:
-        return (
-            f"{self.name} cannot start: {self.status.problem}; the end of its log {self.log_file}:"
-            f"\n{last_lines(self.log_file, _NUM_LOG_LINES)}"
-        )
+        words = f"{self.name} cannot start: {self.status.problem}"
+        try:
+            end = last_lines(self.log_file, _NUM_LOG_LINES)
+        except OSError:  # it may be the very reason
+            return words
+        return f"{words}; the end of its log {self.log_file}:\n{end}"

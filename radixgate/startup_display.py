@@ -59,4 +59,6 @@ def _phase(engine: EngineSupervisor) -> tuple[int, str]:
         return NUM_PHASES, "ready"
     if engine.status.state is EngineState.DEAD:
         return 0, f"will be started again: {engine.status.problem}"
-    return startup_phase(engine.log_file)
+    if engine.status.state is EngineState.NEW:  # its log is still another run's
+        return 0, "starting"
+    return startup_phase(engine.log_file, engine.log_begin)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache_router.errors import EngineError
-from engine_workers.guarded_process import GuardedProcess, last_lines
+from engine_workers.guarded_process import GuardedProcess
 from engine_workers.launch import EngineCommand
 from engine_workers.process_tree import members_of_session
 from tests.engine_workers.conftest import STAND_IN
@@ -85,9 +85,3 @@ def test_sigkill_of_the_parent_leaves_nothing(fifo: Fifo) -> None:
         parent.kill()
         fifo.wait_until_all_are_gone()
         assert parent.wait() == -signal.SIGKILL
-
-
-def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
-    log_file = tmp_path / "log"
-    log_file.write_text("".join(f"line {i}\n" for i in range(100_000)))
-    assert last_lines(log_file, 2) == "line 99998\nline 99999"

@@ -129,6 +129,46 @@ async def test_a_second_life_that_fails_is_no_error_but_a_third_life(
         assert not task.done()
 
 
+async def test_an_engine_lives_again_when_its_log_was_tidied_away(
+    fifo: Fifo, tmp_path: Path
+) -> None:
+    engine = supervisor("serve", fifo, tmp_path / "log")
+    async with running(engine):
+        await engine.wait_ready()
+        (tmp_path / "log").unlink()
+        engine.kill()
+        await engine.wait_ready(life=2)
+
+
+async def test_a_second_life_that_cannot_be_started_is_tried_again(
+    fifo: Fifo, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    engine = supervisor("serve", fifo, logs / "log")
+    async with running(engine):
+        await engine.wait_ready()
+        logs.rename(tmp_path / "away")
+        engine.kill()
+        async with asyncio.timeout(60):
+            while engine.status.life < 3:  # noqa: ASYNC110 - every change of it would do
+                await asyncio.sleep(0.01)
+        (tmp_path / "away").rename(logs)
+        await engine.wait_ready(life=3)
+
+
+async def test_a_death_and_what_follows_are_logged(
+    fifo: Fifo, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = supervisor("serve", fifo, tmp_path / "log")
+    async with running(engine):
+        await engine.wait_ready()
+        engine.kill()
+        await engine.wait_ready(life=2)
+    died, ready = caplog.messages
+    assert died.startswith("engine 7: it ended with status 137; it starts again in 0 s; its log: ")
+    assert ready == "engine 7: ready again"
+
+
 def test_pauses_double_up_to_a_limit() -> None:
     policy = SupervisionPolicy(first_pause_s=1.0, longest_pause_s=30.0)
     assert [policy.pause_s(n) for n in range(7)] == [1, 1, 2, 4, 8, 16, 30]
