@@ -5,6 +5,7 @@ RadixgateError
 ├── RequestError                  the caller's mistake; gateway/error_responses.py has statuses
 │   ├── InvalidRequestError
 │   ├── PromptTooLongError
+│   ├── HeadTooLargeError
 │   ├── BodyTooLargeError
 │   ├── BodyTooSlowError
 │   ├── UnsupportedMediaTypeError
@@ -67,6 +68,17 @@ class PromptTooLongError(RequestError):
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+
+
+class HeadTooLargeError(RequestError):
+    """The request line and its headers are over the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"The request's headers are larger than the {limit_bytes} bytes that are accepted "
+            "here.",
+            code="head_too_large",
+        )
 
 
 class BodyTooLargeError(RequestError):

@@ -16,6 +16,7 @@ from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
 from gateway.app import build_app
 from gateway.assembly import assemble
+from gateway.client_connection import ClientConnection
 from gateway.tokenizer_settings import check_tokenizer_settings
 from gateway.worker_spec import WorkerSpec
 
@@ -71,7 +72,7 @@ async def run_gateway(
         server = _Server(
             uvicorn.Config(
                 build_app(services),
-                http="httptools",
+                http=ClientConnection,
                 ws="none",
                 lifespan="off",
                 access_log=False,
