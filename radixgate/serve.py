@@ -7,14 +7,17 @@ import json
 import os
 import shlex
 import signal
+import tempfile
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 
+from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
 from engine_workers.event_endpoints import socket_folder
 from engine_workers.fleet import Fleet, FleetPlan, engine_specs
@@ -48,7 +51,10 @@ class ServePlan:
 
     settings: Settings
     fleet: FleetPlan
-    workspace: Workspace
+    sockets: Path
+    """Folder for the event sockets, see `socket_folder`."""
+    logs: Path
+    """Folder for the engines' logs."""
 
 
 @contextmanager
@@ -60,7 +66,8 @@ def planned_serve(
     The plan's ports are kept from other radixgates for the length of the block.
 
     Raises:
-        ConfigurationError: The port is taken, or the engines cannot work, see `plan_engines`.
+        ConfigurationError: The port is taken, a folder cannot be written to, or the engines cannot
+            work, see `plan_engines`.
     """
     if settings.port == 0:
         require_free(settings.host, 0, "RADIXGATE_PORT")
@@ -72,7 +79,21 @@ def planned_serve(
         claimed_ports(settings.engines, settings.port + 1) as ports,
     ):
         fleet = plan_engines(settings, workspace, ports, vllm_arguments)
-        yield ServePlan(settings, fleet, workspace)
+        logs = settings.engine_log_dir or workspace.logs
+        _require_writable(logs)
+        with socket_folder(workspace.sockets) as sockets:
+            yield ServePlan(settings, fleet, sockets, logs)
+
+
+def _require_writable(logs: Path) -> None:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=logs).close()
+    except OSError as error:
+        raise ConfigurationError(
+            "RADIXGATE_ENGINE_LOG_DIR",
+            f"logs cannot be written to {logs} ({error.strerror}); name another folder",
+        ) from error
 
 
 async def serve(plan: ServePlan, run_gateway: RunGateway) -> None:
@@ -89,25 +110,23 @@ async def serve(plan: ServePlan, run_gateway: RunGateway) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     began_at = time.monotonic()
-    logs = plan.settings.engine_log_dir or plan.workspace.logs
-    with socket_folder(plan.workspace.sockets) as sockets:
-        fleet = Fleet(
-            engine_specs(plan.fleet, usable_cores(), sockets),
-            log_folder=logs,
-            environment=os.environ,
-            policy=SupervisionPolicy(ready_timeout_s=plan.settings.engine_ready_timeout_s),
-        )
-        model = plan.fleet.model.served_name
-        print(f"starting {len(fleet.engines)} engines for {model}; logs in {logs}", flush=True)
-        async with asyncio.TaskGroup() as tasks:
-            supervision = tasks.create_task(fleet.run(), name="engines")
-            await _unless(stop, show_startup(fleet.engines, Console()))
-            if not stop.is_set():
-                announcing = tasks.create_task(_announce(plan, began_at), name="announcement")
-                await run_gateway(plan.settings, fleet.urls, stop=stop)
-                announcing.cancel()
-            print("stopping ...", flush=True)
-            supervision.cancel()
+    fleet = Fleet(
+        engine_specs(plan.fleet, usable_cores(), plan.sockets),
+        log_folder=plan.logs,
+        environment=os.environ,
+        policy=SupervisionPolicy(ready_timeout_s=plan.settings.engine_ready_timeout_s),
+    )
+    model = plan.fleet.model.served_name
+    print(f"starting {len(fleet.engines)} engines for {model}; logs in {plan.logs}", flush=True)
+    async with asyncio.TaskGroup() as tasks:
+        supervision = tasks.create_task(fleet.run(), name="engines")
+        await _unless(stop, show_startup(fleet.engines, Console()))
+        if not stop.is_set():
+            announcing = tasks.create_task(_announce(plan, began_at), name="announcement")
+            await run_gateway(plan.settings, fleet.urls, stop=stop)
+            announcing.cancel()
+        print("stopping ...", flush=True)
+        supervision.cancel()
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[None, None, None]) -> None:

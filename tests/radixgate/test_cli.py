@@ -137,6 +137,13 @@ def test_a_template_that_is_not_there_is_refused(start: Start, model: Path) -> N
     assert refused(start, "serve", *arguments).startswith("RADIXGATE_CHAT_TEMPLATE: ")
 
 
+def test_a_log_folder_that_cannot_be_made_is_refused(start: Start, model: Path) -> None:
+    logs = str(model / "config.json" / "logs")
+    arguments = ("--port", "0", "--model", str(model))
+    line = refused(start, "serve", *arguments, RADIXGATE_ENGINE_LOG_DIR=logs)
+    assert line.startswith(f"RADIXGATE_ENGINE_LOG_DIR: logs cannot be written to {logs} ")
+
+
 def test_an_engine_python_without_vllm_is_refused(start: Start, model: Path) -> None:
     arguments = ("--port", "0", "--model", str(model))
     line = refused(start, "serve", *arguments, RADIXGATE_ENGINE_PYTHON="/bin/false")
