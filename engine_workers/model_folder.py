@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,15 @@ from cache_router.errors import ConfigurationError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _MAX_HEADER_BYTES = 100_000_000
+# What reading JSON of another form than expected ends in; some files are somebody else's idea.
+_MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _INDEX = "model.safetensors.index.json"
 
 
@@ -42,9 +52,17 @@ def resolve_model(model: str) -> ModelSource:
     Raises:
         ConfigurationError: It is neither, or the folder lacks something.
     """
-    folder = Path(model).expanduser()
-    if folder.exists():
-        folder = folder.resolve()
+    try:
+        folder = Path(model).expanduser()
+        is_there = folder.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # no access, no such user, a null byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(
+            "RADIXGATE_MODEL", f"{model[:200]} cannot be looked for ({reason}); give a model folder"
+        ) from error
+    if is_there:
+        # Not resolved: clients write the name that the folder was given by, not a link's target.
+        folder = Path(os.path.abspath(folder))
         return ModelSource(str(folder), folder.name, check_model_folder(folder))
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_like_path or not _HUB_ID.fullmatch(model):
@@ -103,7 +121,7 @@ def _read_json(folder: Path, name: str) -> Any:
         raise ConfigurationError(
             "RADIXGATE_MODEL", f"{folder} has no {name}; copy it there"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             "RADIXGATE_MODEL", f"{folder}/{name} cannot be read ({error}); download it again"
         ) from error
@@ -122,14 +140,14 @@ def count_parameters(file: Path) -> int:
             is_plausible = header_bytes <= _MAX_HEADER_BYTES
             header = json.loads(opened.read(header_bytes) if is_plausible else b"")
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        data_end = max((entry["data_offsets"][1] for entry in tensors), default=0)
-        num_parameters = sum(math.prod(entry["shape"]) for entry in tensors)
+        data_end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+        num_parameters = int(sum(math.prod(entry["shape"]) for entry in tensors))
         size = file.stat().st_size
     except FileNotFoundError:
         raise ConfigurationError(
             "RADIXGATE_MODEL", f"{file} is missing; download it again"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (OSError, *_MALFORMED) as error:
         raise ConfigurationError(
             "RADIXGATE_MODEL", f"{file} is not a safetensors file ({error}); download it again"
         ) from error
@@ -139,4 +157,4 @@ def count_parameters(file: Path) -> int:
             f"{file} has {size} bytes and should have {8 + header_bytes + data_end}; "
             "download it again",
         )
-    return int(num_parameters)
+    return num_parameters

@@ -47,7 +47,13 @@ def default_model(workspace: Workspace) -> ModelSource:
             "RADIXGATE_MODEL",
             "the default model was not made yet; run `make serve` once, or name a model",
         )
-    return ModelSource(str(folder), DEFAULT_MODEL, check_model_folder(folder))
+    try:
+        return ModelSource(str(folder), DEFAULT_MODEL, check_model_folder(folder))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            "RADIXGATE_MODEL",
+            f"the default model was damaged: delete {folder} and run `make serve` again ({error})",
+        ) from error
 
 
 def make_default_model(

@@ -44,6 +44,18 @@ def test_the_folders_name_is_the_served_name(folder: Path) -> None:
     assert source.num_parameters == 15
 
 
+@pytest.mark.parametrize("end", ["/", "/.", "//"])
+def test_how_a_path_ends_does_not_change_the_name(folder: Path, end: str) -> None:
+    assert resolve_model(f"{folder}{end}").served_name == "Tiny"
+
+
+def test_a_link_serves_its_own_name(folder: Path) -> None:
+    (folder.parent / "My model").symlink_to(folder)
+    source = resolve_model(str(folder.parent / "My model"))
+    assert source.served_name == "My model"
+    assert Path(source.argument).samefile(folder)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
@@ -72,8 +84,33 @@ def header_of_another_type(file: Path) -> None:
     file.write_bytes(struct.pack("<Q", 2) + b"[]")
 
 
+def offsets_of_another_type(file: Path) -> None:
+    header = b'{"w": {"shape": [1], "data_offsets": [0, "x"]}}'
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def endless_shape(file: Path) -> None:
+    header = b'{"w": {"shape": [1e999], "data_offsets": [0, 0]}}'
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def header_without_end(file: Path) -> None:
+    header = b"[" * 100_000
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
 @pytest.mark.parametrize(
-    "damage", [truncate, cut_header, not_safetensors, empty, header_of_another_type]
+    "damage",
+    [
+        truncate,
+        cut_header,
+        not_safetensors,
+        empty,
+        header_of_another_type,
+        offsets_of_another_type,
+        endless_shape,
+        header_without_end,
+    ],
 )
 def test_damaged_weights_are_named(folder: Path, damage: Callable[[Path], None]) -> None:
     damage(folder / "model.safetensors")
@@ -122,7 +159,21 @@ def test_what_is_no_folder_but_could_be_a_hub_id_goes_to_vllm_as_it_is(hub_id: s
     assert not source.is_local
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./x", "a/b/c", "~/none", "", "a b", "-x"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "/no/such/folder",
+        "./x",
+        "a/b/c",
+        "a/b/",
+        "~/none",
+        "~nobody-of-that-name/x",
+        "x" * 300,
+        "",
+        "a b",
+        "-x",
+    ],
+)
 def test_what_can_be_neither_is_refused(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ def test_a_package_with_another_hash_than_the_pinned_one_is_refused(
 def test_a_model_that_was_damaged_later_is_refused(checkout: Checkout) -> None:
     checkout.make()
     (checkout.workspace.models / DEFAULT_MODEL / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigurationError, match=r"model\.safetensors"):
+    with pytest.raises(ConfigurationError, match=r"delete .*model\.safetensors"):
         default_model(checkout.workspace)
 
 
