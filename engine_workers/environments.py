@@ -70,16 +70,12 @@ class Environment:
         self._make_if_needed()
         progress.begin(step.title)
         log_file = self._log_folder / f"pip-{self.folder.name.lstrip('.')}-{step.source.stem}.log"
-        unfinished = self.folder / _UNFINISHED
-        unfinished.touch()
         outcome = self._pip(step, (), log_file, progress)
         if outcome.not_found and step.fallback_index:
             progress.note(f"not on the configured index, asking {step.fallback_index}")
             extra = ("--index-url", step.fallback_index)
             log_file = log_file.with_name(f"{log_file.stem}-fallback.log")
             outcome = self._pip(step, extra, log_file, progress)
-        if outcome.succeeded or not outcome.install_began:
-            unfinished.unlink()
         if not outcome.succeeded:
             progress.break_line()
             raise ConfigurationError(
@@ -95,14 +91,26 @@ class Environment:
         self, step: InstallStep, extra: Sequence[str], log_file: Path, progress: StepProgress
     ) -> PipOutcome:
         arguments = ["install", "--no-deps", "--no-input", "--progress-bar", "off"]
-        return PipRun(
+        run = PipRun(
             self.python,
             [*arguments, *step.arguments, *extra],
             num_requirements=_count_requirements(step.source),
             site_packages=_site_packages(self.folder),
             log_file=log_file,
             on_progress=progress.update,
-        ).run()
+        )
+        unfinished = self.folder / _UNFINISHED
+        unfinished.touch()
+        try:
+            outcome = run.run()
+        except BaseException:
+            # Ctrl-C during a download is no reason to install everything else again.
+            if not run.install_began:
+                unfinished.unlink()
+            raise
+        if outcome.succeeded or not run.install_began:
+            unfinished.unlink()
+        return outcome
 
     def _must_be_made(self) -> bool:
         # The interpreter is a link: it dangles after the Python it points to was removed. And

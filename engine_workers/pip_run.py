@@ -9,9 +9,11 @@ import os
 import re
 import selectors
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 _TICK_S = 0.2
 _STOP_S = 10.0
@@ -27,8 +29,6 @@ class PipOutcome:
     """pip's own last error line, empty after success."""
     not_found: bool
     """No index that pip is configured with has the asked-for version."""
-    install_began: bool
-    """Packages may be half written; before that, the environment is as it was."""
 
 
 class PipRun:
@@ -58,6 +58,7 @@ class PipRun:
         self._site_packages = site_packages
         self._log_file = log_file
         self._on_progress = on_progress
+        self._unread: deque[bytes] = deque()
         self._num_collected = 0
         self._num_installed_before = 0
         self._num_to_install = 0
@@ -85,21 +86,44 @@ class PipRun:
         ):
             assert process.stdout is not None
             try:
-                for chunk in _lines_or_ticks(process.stdout.fileno()):
-                    if chunk is not None:
-                        log.write(chunk)
-                        self._read_line(chunk.decode(errors="replace").rstrip())
-                    self._on_progress(self._share_done(), self._current)
+                for lines in _lines_or_ticks(process.stdout.fileno()):
+                    self._unread.extend(lines)
+                    self._show_progress()
+                    while self._unread:
+                        self._read_one(log)
+                        self._show_progress()
             except BaseException:
                 _end(process)
+                self._read_what_is_left(process.stdout.fileno(), log)
                 raise
             succeeded = process.wait() == 0
         return PipOutcome(
             succeeded=succeeded,
             problem="" if succeeded else self._problem or "pip gave no reason",
             not_found=self._not_found and not succeeded,
-            install_began=self._num_to_install > 0,
         )
+
+    @property
+    def install_began(self) -> bool:
+        """Whether packages may be half written; before that, the environment is as it was."""
+        return self._num_to_install > 0
+
+    def _read_what_is_left(self, descriptor: int, log: IO[bytes]) -> None:
+        # pip may have begun to install after what was read last.
+        for lines in _lines_or_ticks(descriptor):
+            if not lines:  # something that pip started still holds the pipe
+                break
+            self._unread.extend(lines)
+        while self._unread:
+            self._read_one(log)
+
+    def _read_one(self, log: IO[bytes]) -> None:
+        line = self._unread.popleft()
+        log.write(line)
+        self._read_line(line.decode(errors="replace").rstrip())
+
+    def _show_progress(self) -> None:
+        self._on_progress(self._share_done(), self._current)
 
     def _read_line(self, line: str) -> None:
         if line.startswith("Collecting "):
@@ -137,22 +161,23 @@ class PipRun:
         return sum(1 for _ in self._site_packages.glob("*.dist-info"))
 
 
-def _lines_or_ticks(descriptor: int) -> Iterator[bytes | None]:
-    """Whole lines as they come, and None whenever nothing came for a moment."""
+def _lines_or_ticks(descriptor: int) -> Iterator[list[bytes]]:
+    """Whole lines as they come, and none whenever nothing came for a moment."""
     pending = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
             if not selector.select(timeout=_TICK_S):
-                yield None
+                yield []
                 continue
             received = os.read(descriptor, 65536)
             if not received:
                 break
             *lines, pending = (pending + received).split(b"\n")
-            yield from (line + b"\n" for line in lines)
+            if lines:
+                yield [line + b"\n" for line in lines]
     if pending:
-        yield pending
+        yield [pending]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import shutil
@@ -121,6 +122,30 @@ def test_an_install_that_was_cut_off_is_done_again_from_an_empty_environment(
     assert machine.installed == "1.0"
     assert not left_over.exists()
     assert machine.environment().pending() == []
+
+
+class Interrupting(StepProgress):
+    """Ctrl-C as soon as pip says what it does."""
+
+    def update(self, share_done: float, detail: str) -> None:
+        if detail != "starting pip":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_during_a_download_keeps_what_is_there(machine: Machine) -> None:
+    environment = machine.install()
+    machine.lock.write_text(f"{NAME}==2.0\n")
+    (step,) = environment.pending()
+    # No package can be collected from nowhere, and pip tries for a while.
+    step = dataclasses.replace(
+        step, arguments=(f"{NAME} @ http://192.0.2.1/{NAME}-3.0-py3-none-any.whl",)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        environment.install(step, Interrupting(machine.output, num_steps=1))
+    assert machine.installed == "1.0"
+    assert machine.environment().pending()
+    machine.install()
+    assert machine.installed == "2.0"
 
 
 def test_an_environment_whose_python_is_gone_must_be_made_again(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from engine_workers.pip_run import PipOutcome, PipRun
 Reports = list[tuple[float, str]]
 
 
-def run(folder: Path, script: str, num_requirements: int = 2) -> tuple[PipOutcome, Reports]:
+def run(folder: Path, script: str, num_requirements: int = 2) -> tuple[PipOutcome, Reports, PipRun]:
     """Run a script in pip's place."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
@@ -32,12 +32,13 @@ def run(folder: Path, script: str, num_requirements: int = 2) -> tuple[PipOutcom
         log_file=folder / "logs" / "pip.log",
         on_progress=report,
     )
-    return pip.run(), reports
+    return pip.run(), reports, pip
 
 
 def test_success_has_no_problem(tmp_path: Path) -> None:
-    outcome, _ = run(tmp_path, "echo Successfully installed x-1")
-    assert outcome == PipOutcome(True, "", not_found=False, install_began=False)
+    outcome, _, pip = run(tmp_path, "echo Successfully installed x-1")
+    assert outcome == PipOutcome(True, "", not_found=False)
+    assert not pip.install_began
 
 
 def test_collecting_is_the_first_half_and_installing_the_second(tmp_path: Path) -> None:
@@ -48,8 +49,8 @@ def test_collecting_is_the_first_half_and_installing_the_second(tmp_path: Path) 
         echo 'Collecting y==2'
         echo 'Installing collected packages: x, y'
         echo next"""
-    outcome, reports = run(tmp_path, script, num_requirements=3)
-    assert outcome.install_began
+    _, reports, pip = run(tmp_path, script, num_requirements=3)
+    assert pip.install_began
     shares = [share for share, _ in reports]
     assert shares == sorted(shares)
     assert (0.25, "collecting x==1") in reports
@@ -75,7 +76,7 @@ def test_a_failure_has_pips_own_reason(
     tmp_path: Path, errors: list[str], problem: str, not_found: bool
 ) -> None:
     lines = "\n".join(f"echo 'ERROR: {error}' >&2" for error in errors)
-    outcome, _ = run(tmp_path, f"{lines}\nexit 1")
+    outcome, _, _ = run(tmp_path, f"{lines}\nexit 1")
     assert not outcome.succeeded
     assert (outcome.problem, outcome.not_found) == (problem, not_found)
 
@@ -85,23 +86,36 @@ def test_the_log_has_all_of_the_output(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "pip.log").read_text() == "one\ntwo\nthree"
 
 
-def test_pip_is_ended_when_the_run_is_interrupted(tmp_path: Path) -> None:
-    def interrupt(_share: float, _detail: str) -> None:
-        raise KeyboardInterrupt
+def interrupted(folder: Path, script: str) -> PipRun:
+    """Interrupt a script in pip's place when it has written its first line."""
 
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!{sys.executable}\nimport signal\nprint('x', flush=True)\nsignal.pause()\n"
-    )
+    def interrupt(_share: float, detail: str) -> None:
+        if detail != "starting pip":
+            raise KeyboardInterrupt
+
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable}\nimport signal, sys\n{script}\nsignal.pause()\n")
     python.chmod(0o755)
     pip = PipRun(
         python,
         [],
         num_requirements=1,
         site_packages=None,
-        log_file=tmp_path / "log",
+        log_file=folder / "log",
         on_progress=interrupt,
     )
     # It could not return while pip runs: leaving the process' context waits for it.
     with pytest.raises(KeyboardInterrupt):
         pip.run()
+    return pip
+
+
+def test_pip_is_ended_when_the_run_is_interrupted(tmp_path: Path) -> None:
+    pip = interrupted(tmp_path, "print('Collecting x', flush=True)")
+    assert not pip.install_began
+
+
+def test_what_pip_began_as_it_was_interrupted_is_noticed(tmp_path: Path) -> None:
+    begin = "lambda *_: sys.exit(print('Installing collected packages: x', flush=True))"
+    pip = interrupted(tmp_path, f"signal.signal(15, {begin})\nprint('Collecting x', flush=True)")
+    assert pip.install_began
