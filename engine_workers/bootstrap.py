@@ -23,6 +23,8 @@ def main() -> int:
         )
         return 2
     # Only now: an older Python could not even read these modules.
+    import signal
+
     from cache_router.errors import RadixgateError
     from engine_workers.checkout_setup import set_up
 
@@ -31,14 +33,22 @@ def main() -> int:
     parser.add_argument("--without-engine", action="store_true", help="the gateway's side only")
     parser.add_argument("--model", default="", help="what will be served; empty: the default")
     options = parser.parse_args()
+    # Like Ctrl-C: pip must not go on alone, since nobody would hold the lock for it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         set_up(
             with_tests=options.tests,
             with_engine=not options.without_engine,
-            with_default_model=not options.model,
+            model=options.model,
         )
     except RadixgateError as error:
         sys.stderr.write(f"radixgate: {error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(
+            f"radixgate: {error.filename or 'this checkout'}: {error.strerror or error}; this user "
+            "must be able to write here, and the disk must have room\n"
+        )
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\nradixgate: interrupted; run the same command again to go on\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from engine_workers.engine_runtime import EngineRuntime, existing_runtime, save_runtime
 from engine_workers.environments import Environment, InstallStep
 from engine_workers.hardware import require_cpu_engine_support
+from engine_workers.model_folder import resolve_model
 from engine_workers.model_store import NUM_STEPS, has_default_model, make_default_model
 from engine_workers.progress import StepProgress
 from engine_workers.workspace import Workspace
@@ -22,12 +23,21 @@ from engine_workers.workspace import Workspace
 _PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def set_up(*, with_tests: bool, with_engine: bool, with_default_model: bool) -> None:
+def set_up(*, with_tests: bool, with_engine: bool, model: str) -> None:
     """Install what is missing or out of date; a second run finds nothing to do.
 
+    Args:
+        with_tests: Install also what lint and tests need.
+        with_engine: Install also vLLM, and make the default model if that is what is served.
+        model: What will be served, empty for the default.
+
     Raises:
-        ConfigurationError: Something cannot be installed or does not work on this machine.
+        ConfigurationError: The model is none, or something cannot be installed or does not work on
+            this machine.
+        OSError: The checkout cannot be written to.
     """
+    if model:  # said now rather than after minutes of downloads
+        resolve_model(model)
     workspace = Workspace.current()
     workspace.state.mkdir(parents=True, exist_ok=True)
     with only_one(workspace.state / "bootstrap.lock"):
@@ -41,7 +51,7 @@ def set_up(*, with_tests: bool, with_engine: bool, with_default_model: bool) -> 
                 require_cpu_engine_support()
                 environments.append(engine_environment(workspace))
                 runtime = EngineRuntime(environments[-1].python, num_gpus=0)
-        needs_model = with_engine and with_default_model and not has_default_model(workspace)
+        needs_model = with_engine and not model and not has_default_model(workspace)
 
         pending = [
             (environment, step) for environment in environments for step in environment.pending()
