@@ -130,9 +130,10 @@ class RequestTokens:
 
     async def tokenize(self, request: GenerationRequest) -> Tokenized:
         """Return a request's token ids, or none if they cannot be known exactly."""
+        model, fields, num_bytes = request.model, request.fields, len(request.body.raw)
         if request.endpoint is Endpoint.CHAT:
-            return await self._service.tokenize_chat(request.model, request.fields)
-        return await self._service.tokenize_completion(request.model, request.fields)
+            return await self._service.tokenize_chat(model, fields, num_bytes)
+        return await self._service.tokenize_completion(model, fields, num_bytes)
 
     def check(
         self, request: GenerationRequest, tokenized: Tokenized, num_prompt_tokens: int

@@ -36,6 +36,10 @@ TokenSource = Literal["gateway", "engine", "none"]
 
 # Requests whose tokenizing waits or runs; more are routed without token ids.
 _MAX_QUEUED = 1024
+# Bodies of more bytes than nearly all contexts hold take seconds and hundreds of megabytes to
+# encode: one after the other on a thread of their own, so that nobody else waits behind them.
+_LONG_BODY_BYTES = 1024 * 1024
+_MAX_QUEUED_LONG = 16
 # Prompts of one request that the engine's endpoint is asked for, one after the other.
 _MAX_ENGINE_PROMPTS = 64
 _MAX_PARITY_CHECKS = 4
@@ -122,6 +126,7 @@ class TokenizerService:
         self._hub_cache = hub_cache
         self._sample = sample
         self._threads = BoundedThreads(settings.tokenizer_threads, _MAX_QUEUED)
+        self._long_threads = BoundedThreads(1, _MAX_QUEUED_LONG)
         self._cache = SegmentCache(settings.tokenizer_cache_bytes)
         self._models: dict[str, _Model] = {}
         self._loading = asyncio.Lock()
@@ -134,6 +139,7 @@ class TokenizerService:
     def close(self) -> None:
         """Stop the threads; what they have begun ends by itself."""
         self._threads.close()
+        self._long_threads.close()
 
     async def add_model(self, model: str, root: str | None) -> TokenizerState:
         """Find out how to tokenize for `model`, whose engines say its files are at `root`.
@@ -169,17 +175,31 @@ class TokenizerService:
             mismatches_total=self._mismatches,
             checks_total=self._checks,
             unchecked_total=self._unchecked,
-            overflows_total=self._threads.num_refused,
+            overflows_total=self._threads.num_refused + self._long_threads.num_refused,
             cache=self._cache.stats(),
         )
 
-    async def tokenize_chat(self, model: str, body: Body) -> Tokenized:
-        """Get the token ids of a chat request's prompt, if they can be had."""
-        return await self._tokenize(model, body, _encode_chat, self._chat_by_engine)
+    async def tokenize_chat(self, model: str, body: Body, num_bytes: int = 0) -> Tokenized:
+        """Get the token ids of a chat request's prompt, if they can be had.
 
-    async def tokenize_completion(self, model: str, body: Body) -> Tokenized:
-        """Get the token ids of a completion request's prompts, if all of them can be had."""
-        return await self._tokenize(model, body, _encode_completion, self._completion_by_engine)
+        Args:
+            model: The name that the request gives.
+            body: What it asks.
+            num_bytes: The body's size on the wire, by which it queues.
+        """
+        return await self._tokenize(model, body, num_bytes, _encode_chat, self._chat_by_engine)
+
+    async def tokenize_completion(self, model: str, body: Body, num_bytes: int = 0) -> Tokenized:
+        """Get the token ids of a completion request's prompts, if all of them can be had.
+
+        Args:
+            model: As for `tokenize_chat`, as are the others.
+            body: What it asks.
+            num_bytes: The body's size on the wire, by which it queues.
+        """
+        return await self._tokenize(
+            model, body, num_bytes, _encode_completion, self._completion_by_engine
+        )
 
     def should_sample(self) -> bool:
         """Draw whether a request's token ids are to be compared with the engine's own."""
@@ -264,16 +284,17 @@ class TokenizerService:
         self,
         model: str,
         body: Body,
+        num_bytes: int,
         encode: Callable[[ModelTokenizer, Body], Prompts],
         ask_engine: Callable[[str, Body], Awaitable[Prompts]],
     ) -> Tokenized:
         entry = self._models.get(model, _UNKNOWN)
+        is_long = num_bytes > _LONG_BODY_BYTES
         try:
             if entry.tokenizer is not None:
                 try:
-                    return Tokenized(
-                        await self._threads.run(encode, entry.tokenizer, body), "gateway"
-                    )
+                    threads = self._long_threads if is_long else self._threads
+                    return Tokenized(await threads.run(encode, entry.tokenizer, body), "gateway")
                 except TokenizerError as error:
                     logger.debug("a request for %s goes to the engine's endpoint: %s", model, error)
             if entry.state.source != "none":

@@ -321,6 +321,21 @@ async def test_the_loop_runs_while_a_prompt_is_worked_on_and_the_queue_is_bounde
     assert (await service.tokenize_chat("m", CHAT)).source == "gateway"
 
 
+async def test_nobody_waits_behind_a_body_of_megabytes(
+    service: TokenizerService, folder: Path
+) -> None:
+    await service.add_model("m", str(folder))
+    blocked = BlockedBody(CHAT)
+    blocked.gate = threading.Event()
+    long = asyncio.create_task(service.tokenize_chat("m", blocked, 2_000_000))
+    try:
+        async with asyncio.timeout(10):
+            assert lists(await service.tokenize_chat("m", CHAT)) == [expected_ids()]
+    finally:
+        blocked.gate.set()
+    assert lists(await long) == [expected_ids()]
+
+
 async def test_a_client_that_leaves_frees_its_place_in_the_queue(
     service: TokenizerService, folder: Path
 ) -> None:
