@@ -64,7 +64,8 @@ class GenerationRequest:
     def wants_usage(self) -> bool:
         """Whether the client asked for a stream's usage itself."""
         options = self.fields.get("stream_options")
-        return isinstance(options, dict) and options.get("include_usage") is True
+        # Engines take 1 and "true" for true; what they do not take is theirs to refuse.
+        return isinstance(options, dict) and options.get("include_usage") not in (None, False)
 
     @property
     def hides_usage(self) -> bool:

@@ -74,10 +74,11 @@ async def test_usage_is_asked_for_and_taken_out_where_the_client_did_not_ask(
     assert worker.seen[-1].json["stream_options"] == {"include_usage": True}
 
 
+@pytest.mark.parametrize("yes", [True, 1, "true"])
 async def test_usage_passes_where_the_client_asked(
-    gateway: httpx2.AsyncClient, worker: FakeWorker
+    gateway: httpx2.AsyncClient, worker: FakeWorker, yes: object
 ) -> None:
-    request = body(stream=True, stream_options={"include_usage": True})
+    request = body(stream=True, stream_options={"include_usage": yes})
     response = await gateway.post(CHAT, json=request)
     usage = event(choices=[], usage=USAGE)
     assert response.content == delta("He") + delta("llo", "stop") + usage + DONE
