@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -122,9 +123,11 @@ class WorkerProbe:
             return None
         found = _START_TIME.search(body) if status == 200 else None
         try:
-            return float(found[1]) if found else None
+            start_s = float(found[1]) if found else None
         except ValueError:
             return None
+        # NaN differs even from itself: each look would find another process.
+        return None if start_s is None or math.isnan(start_s) else start_s
 
     async def event_sources(self) -> EventSources:
         """Ask where the KV events are published.

@@ -37,6 +37,8 @@ async def test_models_and_start_time_are_read(probe: WorkerProbe, worker: FakeWo
     assert (model.name, model.max_model_len, model.parent) == ("m", 4096, None)
     worker.start_time_s = 1.75e9
     assert await probe.process_start_s() == 1.75e9
+    worker.start_time_s = float("nan")
+    assert await probe.process_start_s() is None
 
 
 async def test_wildcards_become_the_workers_host(probe: WorkerProbe, worker: FakeWorker) -> None:
