@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_workers.ports import any_free_ports
 from tests.fifo import Fifo
 from tests.radixgate.conftest import Start
 
@@ -65,6 +66,23 @@ def test_a_signal_during_the_start_ends_everything_cleanly(
     _, errors = process.communicate()
     assert (process.returncode, errors) == (0, "")
     fifo.wait_until_all_are_gone()
+
+
+def test_two_at_once_take_neither_each_others_ports_nor_logs(
+    start: Start, model: Path, fifo: Fifo, environment: dict[str, str]
+) -> None:
+    (port,) = any_free_ports(1)
+    arguments = ("serve", "--model", str(model), "--engines", "1", "--port")
+    start(*arguments, str(port), STAND_IN_MODE="load")  # its engine never comes to listen
+    fifo.read_line()
+    refused = start(*arguments, str(port + 1))
+    _, errors = refused.communicate()
+    assert refused.returncode == 2
+    assert errors.startswith(f"radixgate: RADIXGATE_PORT: port {port + 1} ")
+    start(*arguments, str(port + 2), STAND_IN_MODE="load")
+    fifo.read_line()
+    logs = Path(environment["RADIXGATE_ENGINE_LOG_DIR"])
+    assert {log.name for log in logs.iterdir()} == {"engine-0.log", "engine-0.2.log"}
 
 
 def test_sigkill_leaves_no_engine(start: Start, model: Path, fifo: Fifo) -> None:
