@@ -15,7 +15,7 @@ from benchmarks.testbed import running_engines, running_gateway
 
 _NUM_ENGINES = 2
 # Of SmolLM2's tokenizer and the words of the conversations; the run reports what it really was.
-_TOKENS_PER_WORD = 1.25
+_TOKENS_PER_WORD = 1.08
 
 
 async def run(num_rounds: int, num_pairs: int) -> None:

@@ -21,7 +21,7 @@ class Recipe:
     num_conversations: int = 12
     num_turns: int = 4
     num_history_words: int = 1400
-    """Words of each conversation's first message; about 1.2 tokens each."""
+    """Words of each conversation's first message; about 1.1 tokens each."""
     num_question_words: int = 25
     max_tokens: int = 16
     seed: int = 7

@@ -12,7 +12,11 @@ class Settings(BaseSettings):
     """Every knob, its unit in its name, its meaning below it; `RADIXGATE_` and upper case."""
 
     model_config = SettingsConfigDict(
-        env_prefix="RADIXGATE_", frozen=True, extra="ignore", populate_by_name=True
+        env_prefix="RADIXGATE_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
     )
 
     # --- the front door ---
@@ -20,7 +24,7 @@ class Settings(BaseSettings):
     """Address to listen on."""
     port: int = Field(default=8080, ge=0, le=65535)
     """Port to listen on."""
-    max_body_bytes: PositiveInt = 64 * 1024 * 1024
+    max_body_bytes: PositiveInt = 32 * 1024 * 1024
     """Largest request body; beyond it 413."""
     body_silence_s: PositiveFloat = 30.0
     """Seconds a client may pause within its request body; it holds a place meanwhile. Then 408."""
@@ -100,3 +104,11 @@ class Settings(BaseSettings):
     """Folder for the logs of `serve`'s engines; default: `.radixgate/logs` in the checkout."""
     engine_ready_timeout_s: PositiveFloat = 900.0
     """Seconds that an engine may take from its start until it answers."""
+
+    @property
+    def hub_cache_folder(self) -> Path | None:
+        """`hub_cache` with its `~` resolved, None for a user without a home."""
+        try:
+            return self.hub_cache.expanduser()
+        except RuntimeError:
+            return None

@@ -112,15 +112,13 @@ class Attempt:
     def first_data(self) -> None:
         """Take the first data event for the end of the prefill."""
         self._reservation.prefill_done()
-        self._metrics.time_to_first_token.labels(
-            self._request.endpoint, self._request.model
-        ).observe(self._exchange.age_s)
+        self._metrics.ttft.labels(self._request.endpoint, self._request.model).observe(
+            self._exchange.age_s
+        )
 
     def next_data(self, interval_s: float) -> None:
         """Observe the time between two data events."""
-        self._metrics.inter_token_latency.labels(
-            self._request.endpoint, self._request.model
-        ).observe(interval_s)
+        self._metrics.itl.labels(self._request.endpoint, self._request.model).observe(interval_s)
 
     def broken(self, error: UpstreamError) -> None:
         """Log and count a stream that could not be finished."""

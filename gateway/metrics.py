@@ -56,14 +56,14 @@ class Metrics:
             buckets=_DURATION_BUCKETS,
             registry=registry,
         )
-        self.time_to_first_token = Histogram(
+        self.ttft = Histogram(
             "radixgate_time_to_first_token_seconds",
             "Seconds from request received to the first data event of a stream.",
             ("endpoint", "model"),
             buckets=_TTFT_BUCKETS,
             registry=registry,
         )
-        self.inter_token_latency = Histogram(
+        self.itl = Histogram(
             "radixgate_inter_token_latency_seconds",
             "Seconds between two data events of a stream.",
             ("endpoint", "model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import TracebackType
@@ -13,7 +14,7 @@ import msgspec
 from cache_router.errors import UpstreamProtocolError
 from cache_router.router import CacheRouter
 from cache_router.settings import Settings
-from cache_router.types import RouteQuery
+from cache_router.types import RouteQuery, TokenIds
 from cache_router.worker_registry import ServedModel, WorkerRegistry
 from gateway.generation_request import Endpoint, GenerationRequest
 from gateway.tokenizing.service import (
@@ -23,6 +24,8 @@ from gateway.tokenizing.service import (
     TokenizerStats,
 )
 from gateway.upstream_client import Origin, UpstreamClient, UpstreamRequest
+
+logger = logging.getLogger(__name__)
 
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
@@ -87,12 +90,11 @@ class RequestTokens:
         engine: EngineTokenizer,
         rng: Random,
     ) -> None:
-        self._service = TokenizerService(
-            settings, engine, settings.hub_cache.expanduser(), rng.random
-        )
+        self._service = TokenizerService(settings, engine, settings.hub_cache_folder, rng.random)
         self._registry = registry
         self._roots: dict[str, str] = {}
         self._checks = asyncio.TaskGroup()
+        self._running: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         """Be ready to check in the background."""
@@ -105,8 +107,10 @@ class RequestTokens:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the threads, and wait for running checks: each is bounded by its time limit."""
+        """Stop the threads, and give up running checks."""
         self._service.close()
+        for check in self._running:
+            check.cancel()
         await self._checks.__aexit__(exc_type, exc, traceback)
 
     async def learn(self, models: Sequence[ServedModel]) -> None:
@@ -144,10 +148,16 @@ class RequestTokens:
         (token_ids,) = tokenized.prompts
         self._service.note_prompt_tokens(request.model, len(token_ids), num_prompt_tokens)
         if self._service.should_sample():
-            self._checks.create_task(
-                self._service.check_parity(request.model, request.fields, token_ids),
-                name="parity-check",
-            )
+            check = self._checks.create_task(self._compare(request, token_ids), name="parity-check")
+            self._running.add(check)
+            check.add_done_callback(self._running.discard)
+
+    async def _compare(self, request: GenerationRequest, token_ids: TokenIds) -> None:
+        try:
+            await self._service.check_parity(request.model, request.fields, token_ids)
+        except Exception:
+            # A check behind a request's back must not end the gateway in front of it.
+            logger.exception("a parity check for %s failed in the gateway", request.model)
 
     def states(self) -> Mapping[str, TokenizerState]:
         """How each model is tokenized."""

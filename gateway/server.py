@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import signal
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
+from fastapi import FastAPI
 
 from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
@@ -62,40 +64,61 @@ async def run_gateway(
     if not specs:
         raise ConfigurationError("--worker", "give the URL of at least one vLLM server")
     check_tokenizer_settings(settings)
-    listener = _listen(settings.host, settings.port)
-    if stop is None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with assemble(settings, specs, clock=time.monotonic, rng=random.Random()) as services:
-        listening = asyncio.Event()
-        server = _Server(
-            uvicorn.Config(
-                build_app(services),
-                http=ClientConnection,
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                log_config=None,
-                timeout_keep_alive=settings.keep_alive_s,
-                timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
-                backlog=2048,
-            ),
-            listening,
-        )
-        serving = asyncio.create_task(server.serve([listener]), name="http-server")
-        try:
-            await listening.wait()
-            if ready is not None:
-                ready()
-            stopping = asyncio.create_task(stop.wait(), name="stop")
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-        finally:
-            server.should_exit = True
-            await serving
+    stop = _until_signal() if stop is None else stop
+    with contextlib.closing(_listen(settings.host, settings.port)) as listener:
+        async with assemble(settings, specs, clock=time.monotonic, rng=random.Random()) as services:
+            await _serve(build_app(services), settings, listener, ready, stop)
+
+
+def _until_signal() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _serve(
+    app: FastAPI,
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[], None] | None,
+    stop: asyncio.Event,
+) -> None:
+    """Serve `app` until `stop` is set, then let running requests end."""
+    listening = asyncio.Event()
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=ClientConnection,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            log_config=None,
+            timeout_keep_alive=settings.keep_alive_s,
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+            backlog=2048,
+        ),
+        listening,
+    )
+    serving = asyncio.create_task(server.serve([listener]), name="http-server")
+    try:
+        await _first_of(serving, listening)
+        if ready is not None and listening.is_set():
+            ready()
+        await _first_of(serving, stop)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _first_of(serving: asyncio.Task[None], event: asyncio.Event) -> None:
+    """Wait for `event`, or for the server to end by itself."""
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -105,10 +128,20 @@ def _listen(host: str, port: int) -> socket.socket:
         ConfigurationError: It cannot be had.
     """
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigurationError(
+            "RADIXGATE_HOST", f"{host!r} is no address to listen on: {error}"
+        ) from error
+    try:
+        return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigurationError(
+                "RADIXGATE_HOST", f"{host!r} is no address of this machine"
+            ) from error
         raise ConfigurationError(
             "RADIXGATE_PORT",
             f"cannot listen on {host}:{port} ({error.strerror or error}); "

@@ -28,7 +28,7 @@ def check_tokenizer_settings(settings: Settings) -> None:
     if settings.tokenizer is None:
         return
     name = str(settings.tokenizer)
-    folder = find_model_folder(name, settings.hub_cache.expanduser())
+    folder = find_model_folder(name, settings.hub_cache_folder)
     if folder is None:
         raise ConfigurationError(
             "RADIXGATE_TOKENIZER",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ from gateway.http_connection import (
     encode_request,
 )
 from gateway.upstream_response import UpstreamResponse
+
+# What may stand in a request line as it is.
+_PATH = re.compile(r"[!-~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,19 @@ class Origin:
             raise ConfigurationError(
                 "--worker", f"{url!r} is not a worker's address; give http://host:port"
             )
+        if port == 0 or not _PATH.fullmatch(parts.path):
+            raise ConfigurationError("--worker", f"{url!r} has a port or a path that none can have")
         if parts.username or parts.password:
             raise ConfigurationError(
                 "--worker", "credentials do not belong in a URL; set RADIXGATE_WORKER_API_KEY"
             )
         tls = parts.scheme == "https"
-        return cls(host, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
+        origin = cls(host, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
+        try:
+            _ = origin.authority
+        except UnicodeError as error:
+            raise ConfigurationError("--worker", f"{url!r} names no host: {error}") from error
+        return origin
 
     @property
     def authority(self) -> bytes:

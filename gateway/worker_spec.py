@@ -45,7 +45,7 @@ class WorkerSpec:
 
 def _given_model(given: dict[str, str]) -> ServedModel | None:
     limit = given.get("max-model-len")
-    if limit is not None and (not limit.isdecimal() or int(limit) < 1):
+    if limit is not None and not (limit.isdecimal() and len(limit) < 10 and int(limit) > 0):
         raise ConfigurationError("--worker", f"max-model-len={limit!r} is not a number of tokens")
     name = given.get("model")
     if name is None:

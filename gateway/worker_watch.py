@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cache_router.errors import UpstreamError
+from cache_router.errors import UpstreamError, UpstreamProtocolError
 from cache_router.kv_event_follower import FollowerStats
 from cache_router.settings import Settings
 from cache_router.types import WorkerId
@@ -116,6 +116,10 @@ class WorkerWatch:
                 await self._look(tasks)
             except UpstreamError as error:
                 self._failed(error)
+            except Exception as error:
+                # One worker's odd answer must not end the watching of all others.
+                logger.exception("looking at worker %s failed in the gateway", self.spec.url)
+                self._failed(UpstreamProtocolError(self.spec.url, f"cannot be read: {error!r}"))
             self.looked_once = True
             try:
                 async with asyncio.timeout(self._poll_s):

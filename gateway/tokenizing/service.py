@@ -278,6 +278,8 @@ class TokenizerService:
                 )
             except RadixgateError as error:
                 return None, str(error)
+            except (OSError, ValueError) as error:
+                return None, f"{folder} cannot be read: {error}"
         return self._loaded[folder], "tokenizer.json and a chat template are there"
 
     async def _tokenize(

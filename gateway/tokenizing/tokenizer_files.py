@@ -90,8 +90,13 @@ def find_model_folder(root: str, hub_cache: Path | None) -> Path | None:
     Nothing is downloaded. Of a hub id the revision `main` is taken, else the only one there.
     """
     folder = Path(root)
-    if folder.is_dir():
-        return folder
+    try:
+        if folder.is_dir():
+            return folder
+    except (OSError, ValueError):
+        # Too long for a path, not a path at all, or below a folder that is not ours to enter:
+        # workers say where their model is, and that may be anything.
+        return None
     if hub_cache is None or not _HUB_ID.fullmatch(root):
         return None
     repository = hub_cache / f"models--{root.replace('/', '--')}"

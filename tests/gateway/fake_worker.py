@@ -115,6 +115,7 @@ class FakeWorker:
     """Listens on a port of its own; `answer` decides what a generation request gets."""
 
     model: str = "m"
+    root: str = "/nowhere"
     max_model_len: int | None = 4096
     answer: Answer = well_behaved
     event_sources: dict[str, Any] | None = None
@@ -174,7 +175,7 @@ class FakeWorker:
             await send(writer, 200 if self.healthy else 503, b"")
         elif seen.path == "/v1/models":
             item = {"id": self.model, "object": "model", "created": 7, "owned_by": "vllm"}
-            models = [{**item, "root": "/nowhere", "max_model_len": self.max_model_len}]
+            models = [{**item, "root": self.root, "max_model_len": self.max_model_len}]
             await send(writer, 200, json.dumps({"object": "list", "data": models}).encode())
         elif seen.path == "/kv_event_sources" and self.event_sources is not None:
             await send(writer, 200, json.dumps(self.event_sources).encode())

@@ -176,3 +176,9 @@ async def test_prompts_go_to_workers_that_can_hold_them() -> None:
             response = await ask(client)
             assert response.headers["x-radixgate-worker"] == large.url
         assert small.seen == []
+
+
+async def test_a_worker_whose_model_lies_nowhere_is_served_all_the_same() -> None:
+    async with fake_worker(root="x" * 5000) as odd, running_gateway(odd.url) as client:
+        await until_ready(client)
+        assert (await ask(client)).status_code == 200

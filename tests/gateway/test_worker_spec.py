@@ -39,3 +39,19 @@ def test_what_is_given_is_not_discovered() -> None:
 def test_what_cannot_be_read_is_named(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--worker"):
         WorkerSpec.parse(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h:0",
+        "http://h/ü",
+        "http://h/a b",
+        "http://" + "ü" * 300,
+        "http://a..ü",
+        "http://h,model=m,max-model-len=" + "9" * 5000,
+    ],
+)
+def test_what_no_server_can_have_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="--worker"):
+        WorkerSpec.parse(url)

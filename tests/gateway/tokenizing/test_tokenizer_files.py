@@ -137,3 +137,8 @@ def test_malformed_configuration_is_refused(tmp_path: Path, content: str) -> Non
     (folder / "tokenizer_config.json").write_text(content)
     with pytest.raises(TokenizerError):
         read_tokenizer_files(folder, None)
+
+
+@pytest.mark.parametrize("root", ["x" * 5000, "/" + "y/" * 3000, "nul\0byte", ""])
+def test_a_root_that_is_no_path_is_no_folder(root: str, tmp_path: Path) -> None:
+    assert find_model_folder(root or "no/such", tmp_path) is None
