@@ -28,3 +28,8 @@ def test_variables_that_a_page_names_exist(page: Path) -> None:
 def test_links_into_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_place_is_left_to_be_filled_in(page: Path) -> None:
+    assert not re.search(r"@@|TODO|TBD|XXX", page.read_text())
