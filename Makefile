@@ -42,9 +42,9 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --no-annot
 EXCLUDED = torch torchaudio torchcodec torchvision triton
 
 lock:
-	$(COMPILE) pyproject.toml requirements/gateway.in --extra gateway \
+	$(COMPILE) pyproject.toml requirements/gateway.in --extra gateway --extra tiers \
 		--output-file requirements/gateway.txt
-	$(COMPILE) pyproject.toml requirements/dev.in --extra gateway --group dev \
+	$(COMPILE) pyproject.toml requirements/dev.in --extra gateway --extra tiers --group dev \
 		--constraint requirements/gateway.txt --output-file requirements/dev.txt
 	$(COMPILE) requirements/engine-cpu.in --override requirements/engine-cpu-excluded.txt \
 		$(addprefix --no-emit-package ,$(EXCLUDED)) --output-file requirements/engine-cpu.txt
