@@ -21,6 +21,9 @@ RadixgateError
 │   └── UpstreamIncompleteError
 ├── TokenizerError                no exact token ids can be had at the gateway
 ├── EventDecodeError              a KV event batch that nobody can read
+├── TierError                     a tier cannot be asked: down, full, refusing credentials
+├── BlockLostError                a stored block is not there or cannot be used: a miss
+│   └── BlockCorruptError         it was there, and is not what it says it is
 └── EngineError                   an engine could not be started or died
 """
 
@@ -180,3 +183,28 @@ class EventDecodeError(RadixgateError):
 
 class EngineError(RadixgateError):
     """An engine could not be started, or died."""
+
+
+class TierError(RadixgateError):
+    """A tier cannot be asked; what it holds is unknown, which is not the same as nothing."""
+
+    def __init__(self, tier: str, problem: str) -> None:
+        super().__init__(f"tier {tier}: {problem}")
+        self.tier = tier
+        self.problem = problem
+
+
+class BlockLostError(RadixgateError):
+    """A stored block is not there, or not usable: a miss, to be computed."""
+
+    def __init__(self, problem: str = "not there") -> None:
+        super().__init__(f"block {problem}")
+        self.problem = problem
+
+
+class BlockCorruptError(BlockLostError):
+    """A stored block is not what it says it is. `check` names what failed, for a counter."""
+
+    def __init__(self, check: str) -> None:
+        super().__init__(f"corrupt: {check}")
+        self.check = check

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cache_router.errors import (
+    BlockCorruptError,
+    BlockLostError,
     BodyTooLargeError,
     BodyTooSlowError,
     ConfigurationError,
@@ -23,6 +25,7 @@ from cache_router.errors import (
     PromptTooLongError,
     RadixgateError,
     RequestError,
+    TierError,
     TokenizerError,
     UnknownModelError,
     UnsupportedMediaTypeError,
@@ -126,6 +129,9 @@ SHAPES: dict[type[RadixgateError], _Shape] = {
     TokenizerError: _Shape(500, _SERVER, "internal_error", "Internal error."),
     EventDecodeError: _Shape(500, _SERVER, "internal_error", "Internal error."),
     EngineError: _Shape(500, _SERVER, "internal_error", "Internal error."),
+    TierError: _Shape(500, _SERVER, "internal_error", "Internal error."),
+    BlockLostError: _Shape(500, _SERVER, "internal_error", "Internal error."),
+    BlockCorruptError: _Shape(500, _SERVER, "internal_error", "Internal error."),
 }
 
 INTERNAL_ERROR = ErrorResponse(500, "Internal error.", _SERVER, "internal_error")
