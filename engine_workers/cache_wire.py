@@ -101,6 +101,19 @@ class Refused(_Message, frozen=True):
     reason: str
 
 
+class Staging(_Message, frozen=True):
+    """Sent ahead of Staged when blocks are on their way from a tier, so that it takes longer.
+
+    Until it or Staged comes, an engine waits a few tens of milliseconds: a server that hangs must
+    not delay anybody. After it, the engine waits for as long as it says.
+    """
+
+    boot_token: str
+    request_id: str
+    wait_s: float
+    """Seconds that Staged may still take."""
+
+
 class Staged(_Message, frozen=True):
     """Answer to Lookup, once: blocks that lie verified in the arena, under a lease."""
 
@@ -114,6 +127,9 @@ class Staged(_Message, frozen=True):
     """Arena offsets of the payloads of blocks `num_local_blocks .. num_blocks`, in order."""
     sources: list[str]
     """Tier that each came from, in the same order."""
+    checksums: list[int]
+    """xxh3_64 of each payload, in the same order. The worker checks its copies against them: a
+    lease can end, with the connection that holds it, while a copy from the arena is running."""
 
 
 class Freed(_Message, frozen=True):
@@ -125,4 +141,4 @@ class Freed(_Message, frozen=True):
 
 
 FromEngine = Hello | Lookup | Release | Put | Forget | PrefillReport
-FromServer = Welcome | Refused | Staged | Freed
+FromServer = Welcome | Refused | Staging | Staged | Freed
