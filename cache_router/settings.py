@@ -105,6 +105,51 @@ class Settings(BaseSettings):
     engine_ready_timeout_s: PositiveFloat = 900.0
     """Seconds that an engine may take from its start until it answers."""
 
+    # --- where blocks are stored below memory ---
+    ssd_folder: Path | None = None
+    """Folder of the SSD tier, of one cache server alone; default: `.radixgate/ssd`."""
+    ssd_capacity_bytes: PositiveInt = 16 * 1024**3
+    """Bytes that the SSD tier may occupy; what is worth least gives way."""
+    ssd_threads: PositiveInt = 4
+    """Reads and writes of the SSD tier at the same time."""
+    ssd_fsync: bool = False
+    """Whether a block has reached the device before it counts as stored. Without, a power cut costs
+    the last blocks; what is half there is found out by its checksum."""
+    redis_url: str | None = Field(default=None, repr=False)
+    """`redis://`, `rediss://` or `unix://` URL of Redis or Valkey, with user and password."""
+    redis_url_file: Path | None = None
+    """File that holds this URL, so that no password is in the environment; it wins."""
+    redis_cluster: bool = False
+    """Whether the URL names a node of a Redis cluster."""
+    redis_ttl_s: PositiveInt = 7 * 24 * 3600
+    """Seconds after which a block in Redis is gone; the server's own eviction may be earlier."""
+    redis_timeout_s: PositiveFloat = 2.0
+    """Seconds that one block or one question may take on Redis before the tier counts as down."""
+    redis_connections: PositiveInt = 4
+    """Connections to Redis (to each node of a cluster)."""
+    s3_bucket: str | None = None
+    """Bucket of the S3 tier."""
+    s3_prefix: str = "radixgate"
+    """What all of the S3 tier's keys begin with."""
+    s3_endpoint: str | None = None
+    """URL of an S3-compatible store; default: AWS."""
+    s3_region: str = "us-east-1"
+    """Region of the bucket."""
+    s3_access_key_id: str | None = Field(default=None, repr=False)
+    """Access key; default: AWS's own variables, then what the machine's role gives."""
+    s3_secret_access_key: str | None = Field(default=None, repr=False)
+    """Its secret."""
+    s3_credentials_file: Path | None = None
+    """File in AWS's format whose profile `default` has the key and its secret; it wins."""
+    s3_timeout_s: PositiveFloat = 10.0
+    """Seconds that one block or one question may take on S3 before the tier counts as down."""
+    s3_concurrency: PositiveInt = 16
+    """Requests to S3 at the same time."""
+    tier_key_file: Path | None = None
+    """File with a secret that all nodes have; blocks on shared tiers are authenticated with it."""
+    tier_encrypt: bool = False
+    """Whether blocks on shared tiers are also encrypted, with the token ids in their headers."""
+
     @property
     def hub_cache_folder(self) -> Path | None:
         """`hub_cache` with its `~` resolved, None for a user without a home."""

@@ -21,7 +21,7 @@ def test_every_setting_is_documented_and_no_other_one() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_variables_that_a_page_names_exist(page: Path) -> None:
     known = {f"RADIXGATE_{name.upper()}" for name in Settings.model_fields}
-    assert set(re.findall(r"RADIXGATE_[A-Z_]*[A-Z]", page.read_text())) <= known
+    assert set(re.findall(r"RADIXGATE_[A-Z0-9_]*[A-Z0-9]", page.read_text())) <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
