@@ -18,7 +18,8 @@ help:
 
 # exec: make's shell gives way to the command, so Ctrl-C and SIGTERM reach it and nothing else.
 serve:
-	@$(PYTHON) -m engine_workers.bootstrap --model "$(or $(MODEL),$(RADIXGATE_MODEL))"
+	@$(PYTHON) -m engine_workers.bootstrap --model "$(or $(MODEL),$(RADIXGATE_MODEL))" \
+		--host "$(or $(RADIXGATE_HOST),127.0.0.1)" --port "$(or $(PORT),$(RADIXGATE_PORT),8080)"
 	@exec .venv/bin/python -m engine_workers.until_parent_ends .venv/bin/radixgate serve \
 		$(if $(PORT),--port "$(PORT)") \
 		$(if $(ENGINES),--engines "$(ENGINES)") $(if $(MODEL),--model "$(MODEL)")

@@ -27,15 +27,21 @@ def main() -> int:
 
     from cache_router.errors import RadixgateError
     from engine_workers.checkout_setup import set_up
+    from engine_workers.ports import require_free
 
     parser = argparse.ArgumentParser(prog="engine_workers.bootstrap", description=__doc__)
     parser.add_argument("--tests", action="store_true", help="also what lint and tests need")
     parser.add_argument("--without-engine", action="store_true", help="the gateway's side only")
     parser.add_argument("--model", default="", help="what will be served; empty: the default")
+    parser.add_argument("--host", default="127.0.0.1", help="where will be served")
+    parser.add_argument("--port", default="", help="refused at once if it is taken; may be empty")
     options = parser.parse_args()
     # Like Ctrl-C: pip must not go on alone, since nobody would hold the lock for it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if options.port.isdecimal() and int(options.port) < 65536:
+            # What is no port is for the command itself to refuse, with its own words.
+            require_free(options.host, int(options.port), "RADIXGATE_PORT")
         set_up(
             with_tests=options.tests,
             with_engine=not options.without_engine,

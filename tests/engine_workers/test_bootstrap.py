@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,15 @@ def test_a_broken_model_is_refused_before_anything_is_installed(checkout: Path) 
     line = refused(checkout, "--model", "./broken")
     assert line.startswith("radixgate: RADIXGATE_MODEL: ")
     assert not (checkout / ".radixgate").exists()
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_taken_port_is_refused_before_anything_is_installed(checkout: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(checkout, "--port", str(port))
+    assert line.startswith("radixgate: RADIXGATE_PORT: ")
+    assert str(port) in line
     assert not (checkout / ".venv").exists()
 
 
