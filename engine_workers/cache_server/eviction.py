@@ -1,9 +1,11 @@
 """What gives way when a tier of this node is full: S3-FIFO over bytes, children before parents.
 
-Three first-in-first-out queues: what is new waits in a small one, what was used again while it
-waited goes on to the main one, and of what left the small one unused the name is remembered for a
-while, so that it comes back into the main queue at once. A scan of content that is never used again
-passes through the small queue and disturbs nothing else.
+Two first-in-first-out queues: what is new waits in the small one, what was used again while it
+waited goes on to the main one. Of what left either queue the name is remembered for a while: what
+comes back goes into the main queue at once, and tells which of the two queues was too short. So the
+share of the small queue follows the work: long where prompts are continued after many others came
+between, as conversations are, short where much is never asked for again. In the published form the
+small queue has a tenth of the room, always; on a trace of conversations that is worse than LRU.
 
 A block is only worth something while all its ancestors are there: engines take a prefix from its
 first block on. So a block is never chosen while a child of it stays.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 NameT = TypeVar("NameT", bound=Hashable)
@@ -38,7 +40,9 @@ class EvictionPolicy(Protocol[NameT]):
         """Whether the block was inserted and is neither evicted nor removed."""
 
     def insert(self, name: NameT, size_bytes: int, parent: NameT | None = None) -> list[NameT]:
-        """Take a block in and say who has to go for it; `parent` precedes it in its prefix.
+        """Take a block of `size_bytes` (above 0) in and say who has to go for it.
+
+        `parent` precedes it in its prefix, and stays as long as it does.
 
         The victims are forgotten here; the caller frees what they occupy. If the block itself does
         not fit, because it is too large or too much is pinned, it is the last of the victims and
@@ -65,8 +69,34 @@ class EvictionPolicy(Protocol[NameT]):
         """Choose victims of at least `num_bytes` together, of less only if all else is held."""
 
 
-_SMALL_SHARE = 0.1
+_FIRST_SMALL_SHARE = 0.7
+_LEAST_SMALL_SHARE = 0.05
+_MOST_SMALL_SHARE = 0.9
 _MAX_USES = 3
+
+
+@dataclass(slots=True)
+class _Ghosts(Generic[NameT]):
+    """Names of what has left a queue lately, oldest first."""
+
+    max_bytes: int
+    """Of the blocks that are remembered, none of which is kept."""
+    num_bytes: int = 0
+    _sizes: OrderedDict[NameT, int] = field(default_factory=OrderedDict)
+
+    def add(self, name: NameT, size_bytes: int) -> None:
+        """Remember a name, and forget the oldest ones beyond the bound."""
+        self._sizes[name] = size_bytes
+        self.num_bytes += size_bytes
+        while self.num_bytes > self.max_bytes:
+            _, oldest_bytes = self._sizes.popitem(last=False)
+            self.num_bytes -= oldest_bytes
+
+    def take(self, name: NameT) -> bool:
+        """Forget a name; say whether it was remembered."""
+        size_bytes = self._sizes.pop(name, 0)
+        self.num_bytes -= size_bytes
+        return size_bytes > 0
 
 
 @dataclass(slots=True)
@@ -89,11 +119,12 @@ class S3Fifo(Generic[NameT]):
         self._num_children: dict[NameT, int] = {}
         self._small: OrderedDict[NameT, None] = OrderedDict()
         self._main: OrderedDict[NameT, None] = OrderedDict()
-        self._ghosts: OrderedDict[NameT, int] = OrderedDict()
+        self._small_ghosts = _Ghosts[NameT](capacity_bytes)
+        self._main_ghosts = _Ghosts[NameT](capacity_bytes)
         self._used_bytes = 0
         self._pinned_bytes = 0
         self._small_bytes = 0
-        self._ghost_bytes = 0
+        self._small_target_bytes = capacity_bytes * _FIRST_SMALL_SHARE
 
     @property
     def used_bytes(self) -> int:
@@ -115,7 +146,7 @@ class S3Fifo(Generic[NameT]):
             return []
         if size_bytes > self.capacity_bytes - self._pinned_bytes:
             return [name]
-        is_main = self._forget_ghost(name)
+        is_main = self._has_come_back(name, size_bytes)
         # Before the victims are chosen: the parent must not be one of them.
         self._entries[name] = _Entry(size_bytes, parent, is_main)
         self._count_child(parent)
@@ -174,22 +205,22 @@ class S3Fifo(Generic[NameT]):
     def _next_victim(self) -> NameT | None:
         while self._small or self._main:
             is_from_small = bool(self._small) and (
-                not self._main or self._small_bytes >= self.capacity_bytes * _SMALL_SHARE
+                not self._main or self._small_bytes >= self._small_target_bytes
             )
             name, _ = (self._small if is_from_small else self._main).popitem(last=False)
             entry = self._entries[name]
             if is_from_small:
                 self._small_bytes -= entry.size_bytes
-            if entry.num_pins or name in self._num_children:
-                entry.is_aside = True
-            elif entry.num_uses == 0:
-                if is_from_small:
-                    self._remember_ghost(name, entry.size_bytes)
-                return name
-            else:
+            if entry.num_uses > 0:
                 entry.num_uses = 0 if is_from_small else entry.num_uses - 1
                 entry.is_main = True
                 self._main[name] = None
+            elif entry.num_pins or name in self._num_children:
+                entry.is_aside = True
+            else:
+                ghosts = self._small_ghosts if is_from_small else self._main_ghosts
+                ghosts.add(name, entry.size_bytes)
+                return name
         return None
 
     def _enqueue(self, name: NameT) -> None:
@@ -234,16 +265,17 @@ class S3Fifo(Generic[NameT]):
         if parent is not None:
             self._num_children[parent] = self._num_children.get(parent, 0) + 1
 
-    def _remember_ghost(self, name: NameT, size_bytes: int) -> None:
-        self._ghosts[name] = size_bytes
-        self._ghost_bytes += size_bytes
-        while self._ghost_bytes > self.capacity_bytes:
-            _, oldest_bytes = self._ghosts.popitem(last=False)
-            self._ghost_bytes -= oldest_bytes
-
-    def _forget_ghost(self, name: NameT) -> bool:
-        size_bytes = self._ghosts.pop(name, None)
-        if size_bytes is None:
+    def _has_come_back(self, name: NameT, size_bytes: int) -> bool:
+        """Whether it was here lately; if so, the queue that it left too early gets more room."""
+        small, main = self._small_ghosts, self._main_ghosts
+        if small.take(name):
+            step = size_bytes * max(1.0, main.num_bytes / max(small.num_bytes, size_bytes))
+        elif main.take(name):
+            step = -size_bytes * max(1.0, small.num_bytes / max(main.num_bytes, size_bytes))
+        else:
             return False
-        self._ghost_bytes -= size_bytes
+        self._small_target_bytes = min(
+            max(self._small_target_bytes + step, self.capacity_bytes * _LEAST_SMALL_SHARE),
+            self.capacity_bytes * _MOST_SMALL_SHARE,
+        )
         return True
