@@ -24,8 +24,9 @@ class TierUsage:
 class Tier(Protocol):
     """Stores whole blocks by name. Safe to call from many tasks of one event loop.
 
-    No method blocks the loop. A method that is cancelled leaves no half-written block visible. All
-    of them raise `TierError` when the tier cannot be asked (down, full, refusing credentials);
+    No method blocks the loop. A method that is cancelled leaves no half-written block visible, and
+    ends only when nothing of it touches the caller's memory any more, so that may be reused. All of
+    them raise `TierError` when the tier cannot be asked (down, full, refusing credentials);
     what is simply not there is an answer, never an error.
     """
 
