@@ -21,6 +21,7 @@ RadixgateError
 │   └── UpstreamIncompleteError
 ├── TokenizerError                no exact token ids can be had at the gateway
 ├── EventDecodeError              a KV event batch that nobody can read
+├── CacheWireError                what came over the cache server's socket cannot be meant
 ├── TierError                     a tier cannot be asked: down, full, refusing credentials
 ├── BlockLostError                a stored block is not there or cannot be used: a miss
 │   └── BlockCorruptError         it was there, and is not what it says it is
@@ -208,3 +209,7 @@ class BlockCorruptError(BlockLostError):
     def __init__(self, check: str) -> None:
         super().__init__(f"corrupt: {check}")
         self.check = check
+
+
+class CacheWireError(RadixgateError):
+    """What came over the cache server's socket is no message, or cannot be meant."""
