@@ -150,6 +150,24 @@ class Settings(BaseSettings):
     tier_encrypt: bool = False
     """Whether blocks on shared tiers are also encrypted, with the token ids in their headers."""
 
+    # --- the cache server and its tiers ---
+    tiers: str = "ram,ssd"
+    """Where KV blocks are kept, the fastest first: `ram`, then any of `ssd`, `redis`, `s3`."""
+    cache_socket: Path | None = None
+    """Unix socket of the node's cache server; default: `.radixgate/sockets/cache.sock`."""
+    arena_bytes: PositiveInt = 4 * 1024**3
+    """Bytes of shared memory for blocks; taken from the system only as they fill."""
+    write_ring_bytes: PositiveInt = 128 * 1024**2
+    """Bytes of shared memory through which one engine's worker hands over blocks, at most."""
+    lookup_deadline_s: PositiveFloat = 0.03
+    """Seconds that the tiers get to say what they hold; what comes later is not waited for."""
+    stage_deadline_s: PositiveFloat = 2.0
+    """Seconds that blocks get to come from the tiers; then a request gets what is there."""
+    lease_ttl_s: PositiveFloat = 600.0
+    """Seconds after which an engine that has not returned a lease is taken to have failed."""
+    cache_server_metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of the cache server's `/metrics`, on the address of RADIXGATE_HOST; default: none."""
+
     @property
     def hub_cache_folder(self) -> Path | None:
         """`hub_cache` with its `~` resolved, None for a user without a home."""
