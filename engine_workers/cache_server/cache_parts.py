@@ -1,0 +1,107 @@
+"""The parts of one cache server, and how they hang together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cache_router.settings import Settings
+from engine_workers.blocks.block_name import BlockName
+from engine_workers.cache_server.admin_pins import AdminPins
+from engine_workers.cache_server.arena import Arena
+from engine_workers.cache_server.cache_metrics import CacheMetrics
+from engine_workers.cache_server.catalog import CachedBlock, Catalog
+from engine_workers.cache_server.engines import Engines
+from engine_workers.cache_server.eviction import S3Fifo
+from engine_workers.cache_server.leases import Leases
+from engine_workers.cache_server.lookup import Deadlines, Lookups
+from engine_workers.cache_server.saving import ARENA, Saver
+from engine_workers.cache_server.staging import Staging
+from engine_workers.cache_server.tier_writer import TierWriter
+from engine_workers.tiers.tier import Tier
+
+_PINNED_SHARE = 2
+"""An operator may pin this part of the arena."""
+_QUEUE_SHARE = 8
+"""What waits for one tier may hold this part of the arena: it cannot be evicted meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheParts:
+    """Everything that connections share; one event loop owns it."""
+
+    boot_token: str
+    arena: Arena
+    tiers: Sequence[Tier]
+    catalog: Catalog
+    leases: Leases
+    engines: Engines
+    saver: Saver
+    staging: Staging
+    lookups: Lookups
+    writer: TierWriter
+    pins: AdminPins
+    metrics: CacheMetrics
+
+
+def build_parts(
+    settings: Settings, tiers: Sequence[Tier], clock: Callable[[], float]
+) -> CacheParts:
+    """Put a server together.
+
+    Args:
+        settings: Sizes and deadlines.
+        tiers: Those below the arena, the fastest first.
+        clock: Seconds, monotonic.
+
+    Raises:
+        OSError: The system does not give the arena its address space.
+    """
+    metrics = CacheMetrics()
+    arena = Arena(settings.arena_bytes)
+
+    def evicted(_: CachedBlock) -> None:
+        metrics.evictions.labels(ARENA).inc()
+
+    catalog = Catalog(arena, S3Fifo[BlockName](arena.num_bytes), evicted)
+    writer = TierWriter(tiers, catalog, metrics, arena.num_bytes // _QUEUE_SHARE, clock)
+
+    def saved(block: CachedBlock) -> None:
+        writer.offer(block, tiers)
+
+    def loaded(block: CachedBlock, source: Tier) -> None:
+        # What came from far is kept nearby too: the arena may soon need its place.
+        nearer = tiers[: tiers.index(source)]
+        writer.offer(block, [tier for tier in nearer if not tier.is_shared])
+
+    staging = Staging(catalog, metrics, loaded, clock)
+    deadlines = Deadlines(settings.lookup_deadline_s, settings.stage_deadline_s)
+    leases = Leases(catalog, settings.lease_ttl_s, clock)
+    engines = Engines()
+    metrics.watch("radixgate_cache_arena_bytes", "Size of the arena.", lambda: arena.num_bytes)
+    metrics.watch(
+        "radixgate_cache_arena_used_bytes", "Bytes of taken slots.", lambda: arena.slots.used_bytes
+    )
+    metrics.watch("radixgate_cache_arena_blocks", "Blocks in the arena.", lambda: len(catalog))
+    metrics.watch("radixgate_cache_leases", "Leases in order.", lambda: leases.num_held)
+    metrics.watch(
+        "radixgate_cache_quarantined_leases",
+        "Leases of engines that did not return them and may still run.",
+        lambda: leases.num_quarantined,
+    )
+    metrics.watch("radixgate_cache_engines", "Engines that are connected.", lambda: len(engines))
+    return CacheParts(
+        boot_token=secrets.token_hex(8),
+        arena=arena,
+        tiers=tiers,
+        catalog=catalog,
+        leases=leases,
+        engines=engines,
+        saver=Saver(catalog, metrics, saved, clock),
+        staging=staging,
+        lookups=Lookups(catalog, staging, tiers, deadlines, metrics, clock),
+        writer=writer,
+        pins=AdminPins(catalog, arena.num_bytes // _PINNED_SHARE),
+        metrics=metrics,
+    )

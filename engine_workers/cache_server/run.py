@@ -1,0 +1,84 @@
+"""Running a cache server: its tiers, its socket, its metrics page, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cache_router.errors import ConfigurationError
+from cache_router.settings import Settings
+from engine_workers.cache_server.cache_parts import build_parts
+from engine_workers.cache_server.metrics_page import metrics_page
+from engine_workers.cache_server.server import CacheServer
+from engine_workers.cache_server.server_socket import listening_socket
+from engine_workers.tiers.tier import Tier
+
+_DRAIN_S = 5.0
+"""What was saved gets these seconds to reach the tiers; the rest is computed again some day."""
+
+
+async def run_cache_server(
+    settings: Settings,
+    socket_path: Path,
+    tiers: Sequence[Tier],
+    *,
+    ready: Callable[[], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until `stop` is set, or until SIGINT or SIGTERM if no `stop` is given.
+
+    Args:
+        settings: Sizes and deadlines.
+        socket_path: Where engines connect.
+        tiers: Those below the arena, the fastest first; closed at the end.
+        ready: Called once the socket listens.
+        stop: Ends the server from outside.
+
+    Raises:
+        ConfigurationError: The arena, the socket or the port cannot be had.
+    """
+    stop = _until_signal() if stop is None else stop
+    async with contextlib.AsyncExitStack() as stack:
+        for tier in tiers:
+            stack.push_async_callback(tier.close)
+        listener = stack.enter_context(listening_socket(socket_path))
+        try:
+            parts = build_parts(settings, tiers, time.monotonic)
+        except OSError as error:
+            raise ConfigurationError(
+                "RADIXGATE_ARENA_BYTES",
+                f"cannot map {settings.arena_bytes} bytes: {error.strerror}",
+            ) from error
+        stack.callback(parts.arena.close)
+        if settings.cache_server_metrics_port is not None:
+            await stack.enter_async_context(
+                metrics_page(
+                    parts.metrics.registry, settings.host, settings.cache_server_metrics_port
+                )
+            )
+        server = CacheServer(parts, settings.write_ring_bytes, time.monotonic)
+        serving = asyncio.create_task(server.serve(listener), name="cache-server")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            if ready is not None:
+                ready()
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await asyncio.wait({asyncio.create_task(parts.writer.drain())}, timeout=_DRAIN_S)
+        finally:
+            stopping.cancel()
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+
+
+def _until_signal() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
