@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from cache_router.errors import EventDecodeError
-from cache_router.types import EngineBlockHash, Medium
+from cache_router.types import EngineBlockHash, Medium, TierId, tier_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,13 @@ class BlockStored:
     """Which of a hybrid model's KV cache groups the blocks belong to."""
     kv_cache_spec_kind: str | None = None
     """That group's kind of attention."""
+    ownership: str | None = None
+    """Which tier of the publisher's storage it is, by the publisher's name for it."""
+
+    @property
+    def tier(self) -> TierId:
+        """Where the blocks are now."""
+        return tier_of(self.medium, self.ownership)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,12 @@ class BlockRemoved:
     block_hashes: Sequence[EngineBlockHash]
     medium: Medium = Medium.GPU
     group_idx: int | None = None
+    ownership: str | None = None
+
+    @property
+    def tier(self) -> TierId:
+        """Where the blocks were."""
+        return tier_of(self.medium, self.ownership)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +94,17 @@ class _MapStored(msgspec.Struct, tag="BlockStored", frozen=True):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: Any = None
+    locality: Any = None
+    ownership: Any = None
 
 
 class _MapRemoved(msgspec.Struct, tag="BlockRemoved", frozen=True):
     block_hashes: list[_Hash]
     medium: str | None = None
     group_idx: int | None = None
+    locality: Any = None
+    ownership: Any = None
 
 
 class _MapCleared(msgspec.Struct, tag="AllBlocksCleared", frozen=True):
@@ -186,10 +204,16 @@ def _to_batch(wire_events: Sequence[_MapEvent], num_unknown: int) -> EventBatch:
                         wire.extra_keys,
                         wire.group_idx,
                         wire.kv_cache_spec_kind,
+                        _ownership(wire.ownership),
                     )
                 )
             case _MapRemoved():
-                events.append(BlockRemoved(wire.block_hashes, _medium(wire.medium), wire.group_idx))
+                medium = _medium(wire.medium)
+                events.append(
+                    BlockRemoved(
+                        wire.block_hashes, medium, wire.group_idx, _ownership(wire.ownership)
+                    )
+                )
             case _MapCleared():
                 events.append(AllBlocksCleared())
     return EventBatch(events, num_unknown, num_undescribed)
@@ -203,3 +227,8 @@ def _medium(name: str | None) -> Medium:
         return Medium(name.upper())
     except ValueError:
         return Medium.STORAGE
+
+
+def _ownership(name: object) -> str | None:
+    # A name of a form that we do not know tells as little as none.
+    return name if isinstance(name, str) else None

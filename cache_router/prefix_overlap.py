@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cache_router.hashing import hash_blocks
 from cache_router.predictions import Predictions
 from cache_router.radix_index import RadixIndex
-from cache_router.types import BlockHash, Medium, PromptRoot, RouteQuery, Trust, WorkerId
+from cache_router.types import BlockHash, PromptRoot, RouteQuery, TierId, Trust, WorkerId
 from cache_router.worker_registry import WorkerInfo
 
 # vLLM's own default on GPUs. It only shapes predictions about a worker that has not sent an
@@ -66,9 +66,9 @@ class PrefixOverlaps:
         root, block_size = self._hash_inputs(query, info)
         return [hash_blocks(prompt, block_size, root) for prompt in query.prompts]
 
-    def slowest_medium(self, worker_id: WorkerId, overlap: Overlap) -> Medium:
-        """The slowest medium that the cached blocks must be read from."""
-        return self._index.slowest_medium(
+    def slowest_tier(self, worker_id: WorkerId, overlap: Overlap) -> TierId:
+        """The slowest tier that the cached blocks must be read from."""
+        return self._index.slowest_tier(
             worker_id,
             [
                 block_hash

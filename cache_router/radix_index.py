@@ -1,4 +1,4 @@
-"""Who holds which block: an index over the block hashes of every worker and medium.
+"""Who holds which block: an index over the block hashes of every worker and tier.
 
 A chained block hash names a whole prefix, so the radix tree needs no nodes: the block after a
 prefix is found by its own hash, and the longest prefix is the run of hashes that are present.
@@ -14,16 +14,16 @@ from typing import TypeVar
 from cache_router.errors import EventDecodeError
 from cache_router.hashing import hash_event_blocks, root_hash
 from cache_router.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from cache_router.types import BlockHash, EngineBlockHash, Medium, WorkerId
+from cache_router.types import BlockHash, EngineBlockHash, TierId, WorkerId
 
 _Name = TypeVar("_Name")
 
-# A worker has one bit a medium, side by side and fastest first, in each block's bit set.
-_MEDIA = tuple(Medium)
-_RANK = {medium: rank for rank, medium in enumerate(_MEDIA)}
-_LANE = len(_MEDIA)
+# A worker has one bit a tier, side by side and fastest first, in each block's bit set.
+_TIERS = tuple(TierId)
+_RANK = {tier: rank for rank, tier in enumerate(_TIERS)}
+_LANE = len(_TIERS)
 _LANE_MASK = (1 << _LANE) - 1
-assert _LANE == 3, "`RadixIndex.match` folds three bits"
+assert _LANE == 6, "`_on_any_tier` folds six bits"
 
 # A hit in full attention is a leading run, which these groups of a hybrid model do not keep:
 # they drop the blocks that have left the window, and their remains say nothing about a prefix.
@@ -64,7 +64,7 @@ class Applied:
 
 @dataclass(slots=True)
 class _Holder:
-    """One worker's blocks on one medium."""
+    """One worker's blocks on one tier."""
 
     bit: int
     hash_of: dict[EngineBlockHash, BlockHash] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Worker:
     """One worker's place in the bit sets and its holders."""
 
     slot: int
-    holders: dict[Medium, _Holder] = field(default_factory=dict)
+    holders: dict[TierId, _Holder] = field(default_factory=dict)
     block_size: int | None = None
     windowed_groups: set[int | None] = field(default_factory=set)
     truncated: bool = False
@@ -89,7 +89,7 @@ class _Worker:
         return sum(len(holder.hash_of) for holder in self.holders.values())
 
     def find(self, engine_hash: EngineBlockHash) -> BlockHash | None:
-        # A worker names a block the same on every medium, so that an offloaded block may
+        # A worker names a block the same on every tier, so that an offloaded block may
         # continue one that never left the GPU.
         for holder in self.holders.values():
             if (block_hash := holder.hash_of.get(engine_hash)) is not None:
@@ -104,7 +104,7 @@ class RadixIndex:
         """Make an empty index.
 
         Args:
-            max_blocks: Most (block, worker, medium) entries. A stored event that would pass it
+            max_blocks: Most (block, worker, tier) entries. A stored event that would pass it
                 first clears whoever has the most.
         """
         self._max_blocks = max_blocks
@@ -135,7 +135,7 @@ class RadixIndex:
             self._first_bits &= ~(1 << worker.slot * _LANE)
 
     def clear(self, worker_id: WorkerId) -> None:
-        """Forget all blocks of a worker, on every medium, and nothing else about it."""
+        """Forget all blocks of a worker, on every tier, and nothing else about it."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             for holder in worker.holders.values():
@@ -143,7 +143,7 @@ class RadixIndex:
             worker.truncated = False
 
     def match(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
-        """How many leading blocks each worker holds, whatever the medium; those with none are out.
+        """How many leading blocks each worker holds, whatever the tier; those with none are out.
 
         Costs one look-up a block up to the longest run, and one step a worker.
         """
@@ -155,8 +155,7 @@ class RadixIndex:
             if bits == previous:
                 continue
             previous = bits
-            # Any of a lane's three bits counts, so the other two are shifted onto the lowest.
-            still = alive & (bits | bits >> 1 | bits >> 2)
+            still = alive & _on_any_tier(bits)
             if still != alive:
                 if depth:
                     self._note_runs(runs, alive & ~still, depth)
@@ -168,28 +167,28 @@ class RadixIndex:
         return runs
 
     def holds(self, worker_id: WorkerId, block_hash: BlockHash) -> bool:
-        """Whether a worker has this block, on any medium."""
+        """Whether a worker has this block, on any tier."""
         worker = self._workers.get(worker_id)
         bits = self._bits_of.get(block_hash, 0)
         return worker is not None and bool(bits >> worker.slot * _LANE & _LANE_MASK)
 
-    def slowest_medium(self, worker_id: WorkerId, hashes: Sequence[BlockHash]) -> Medium:
-        """The slowest medium that any of these blocks must be read from, if the worker has them.
+    def slowest_tier(self, worker_id: WorkerId, hashes: Sequence[BlockHash]) -> TierId:
+        """The slowest tier that any of these blocks must be read from, if the worker has them.
 
-        A block that lies on several media is read from the fastest. GPU if there are no blocks.
+        A block that lies on several tiers is read from the fastest. GPU if there are no blocks.
         """
         worker = self._workers.get(worker_id)
-        if worker is None or all(medium is Medium.GPU for medium in worker.holders):
-            return Medium.GPU
+        if worker is None or all(tier is TierId.GPU for tier in worker.holders):
+            return TierId.GPU
         slowest = 0
         for block_hash in hashes:
             lane = self._bits_of.get(block_hash, 0) >> worker.slot * _LANE & _LANE_MASK
             if lane:
                 slowest = max(slowest, (lane & -lane).bit_length() - 1)
-        return _MEDIA[slowest]
+        return _TIERS[slowest]
 
     def num_blocks(self, worker_id: WorkerId) -> int:
-        """Entries of a worker, a block on two media counted twice; 0 for an unknown worker."""
+        """Entries of a worker, a block on two tiers counted twice; 0 for an unknown worker."""
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.num_blocks()
 
@@ -245,20 +244,20 @@ class RadixIndex:
         if worker_id in cleared and event.parent_block_hash is not None:
             return Applied(Outcome.ORPHAN, cleared)
         worker.block_size = event.block_size
-        self._insert(worker, event.medium, event.block_hashes, hashes)
+        self._insert(worker, event.tier, event.block_hashes, hashes)
         return Applied(Outcome.APPLIED, cleared)
 
     def _insert(
         self,
         worker: _Worker,
-        medium: Medium,
+        tier: TierId,
         engine_hashes: Sequence[EngineBlockHash],
         hashes: Sequence[BlockHash],
     ) -> None:
-        holder = worker.holders.get(medium)
+        holder = worker.holders.get(tier)
         if holder is None:
-            holder = _Holder(1 << worker.slot * _LANE + _RANK[medium])
-            worker.holders[medium] = holder
+            holder = _Holder(1 << worker.slot * _LANE + _RANK[tier])
+            worker.holders[tier] = holder
         for engine_hash, block_hash in zip(engine_hashes, hashes, strict=True):
             if engine_hash in holder.hash_of:
                 holder.repeats[engine_hash] = holder.repeats.get(engine_hash, 0) + 1
@@ -274,7 +273,7 @@ class RadixIndex:
     def _remove(self, worker: _Worker, event: BlockRemoved) -> Applied:
         if event.group_idx in worker.windowed_groups:
             return Applied(Outcome.IGNORED)
-        holder = worker.holders.get(event.medium)
+        holder = worker.holders.get(event.tier)
         if holder is not None:
             for engine_hash in event.block_hashes:
                 if engine_hash in holder.repeats:
@@ -327,6 +326,12 @@ class RadixIndex:
             lowest = first_bits & -first_bits
             runs[self._worker_of_slot[(lowest.bit_length() - 1) // _LANE]] = num_blocks
             first_bits ^= lowest
+
+
+def _on_any_tier(bits: int) -> int:
+    """Put a worker's lowest bit wherever any bit of its lane is set; other bits are garbage."""
+    bits |= bits >> 3
+    return bits | bits >> 1 | bits >> 2
 
 
 def _count_down(counts: dict[_Name, int], name: _Name) -> None:

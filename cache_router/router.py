@@ -17,10 +17,10 @@ from cache_router.radix_index import RadixIndex
 from cache_router.reservation import Reservation
 from cache_router.types import (
     Candidate,
-    Medium,
     RouteDecision,
     RouteQuery,
     RouteReason,
+    TierId,
     Trust,
     WorkerId,
 )
@@ -193,8 +193,8 @@ class CacheRouter:
         self, query: RouteQuery, best: Candidate, overlap: Overlap, *, tied: bool
     ) -> RouteReason:
         if best.cached_tokens:
-            medium = self._overlaps.slowest_medium(best.worker_id, overlap)
-            return RouteReason.PREFIX if medium is Medium.GPU else RouteReason.TIER
+            tier = self._overlaps.slowest_tier(best.worker_id, overlap)
+            return RouteReason.PREFIX if tier is TierId.GPU else RouteReason.TIER
         if tied and query.session_key is not None:
             return RouteReason.SESSION
         if not query.prompts:

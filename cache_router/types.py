@@ -33,6 +33,37 @@ class Medium(StrEnum):
     STORAGE = "STORAGE"
 
 
+class TierId(StrEnum):
+    """A rung of block storage, fastest first: what a block has to be brought from."""
+
+    GPU = "gpu"
+    """The engine's own KV cache, whatever it is made of."""
+    RAM = "ram"
+    """Memory of the node: no copy over a network."""
+    SSD = "ssd"
+    REDIS = "redis"
+    S3 = "s3"
+    OTHER = "other"
+    """Storage that says nothing we know about itself: taken for the slowest."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every node of the cluster reaches what lies there."""
+        return self in (TierId.REDIS, TierId.S3)
+
+
+def tier_of(medium: Medium, ownership: str | None) -> TierId:
+    """Name the tier of an event's blocks: storage is told apart by who owns it."""
+    if medium is Medium.GPU:
+        return TierId.GPU
+    if medium is Medium.CPU:
+        return TierId.RAM
+    return next((tier for tier in _STORAGE if tier == ownership), TierId.OTHER)
+
+
+_STORAGE = (TierId.SSD, TierId.REDIS, TierId.S3)
+
+
 class Trust(StrEnum):
     """How far the index may be believed about one worker."""
 

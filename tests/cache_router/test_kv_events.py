@@ -16,7 +16,7 @@ from cache_router.kv_events import (
     EventBatch,
     decode_batch,
 )
-from cache_router.types import Medium
+from cache_router.types import Medium, TierId
 
 
 def batch(*events: Any) -> bytes:
@@ -41,6 +41,7 @@ MAP_STORED = {
 
 def test_map_form_of_vllm_0_32_is_read() -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [5], "medium": "CPU", "group_idx": 1}
+    removed["ownership"] = "ram"
     decoded = decode_batch(batch(MAP_STORED, removed, {"type": "AllBlocksCleared"}))
     assert decoded == EventBatch(
         [
@@ -55,7 +56,7 @@ def test_map_form_of_vllm_0_32_is_read() -> None:
                 0,
                 "full_attention",
             ),
-            BlockRemoved([5], Medium.CPU, 1),
+            BlockRemoved([5], Medium.CPU, 1, "ram"),
             AllBlocksCleared(),
         ]
     )
@@ -140,3 +141,28 @@ def test_what_no_engine_sends_is_refused(payload: bytes) -> None:
 def test_garbage_is_read_or_refused_and_nothing_else_happens(payload: bytes) -> None:
     with contextlib.suppress(EventDecodeError):
         assert isinstance(decode_batch(payload), EventBatch)
+
+
+@pytest.mark.parametrize(
+    ("medium", "ownership", "tier"),
+    [
+        (None, None, TierId.GPU),
+        ("GPU", "s3", TierId.GPU),
+        ("CPU", None, TierId.RAM),
+        ("STORAGE", "ssd", TierId.SSD),
+        ("STORAGE", "redis", TierId.REDIS),
+        ("STORAGE", "s3", TierId.S3),
+        ("STORAGE", "gpu", TierId.OTHER),
+        ("STORAGE", "tape", TierId.OTHER),
+        ("STORAGE", None, TierId.OTHER),
+        ("STORAGE", 7, TierId.OTHER),
+        ("tape", None, TierId.OTHER),
+    ],
+)
+def test_storage_is_told_apart_by_who_owns_it(
+    medium: str | None, ownership: object, tier: TierId
+) -> None:
+    raw = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium, "ownership": ownership}
+    (event,) = decode_batch(batch(raw)).events
+    assert isinstance(event, BlockRemoved)
+    assert event.tier is tier

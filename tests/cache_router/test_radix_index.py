@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from cache_router.hashing import hash_blocks
 from cache_router.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from cache_router.radix_index import Applied, Outcome, RadixIndex
-from cache_router.types import BlockHash, Medium, PromptRoot, WorkerId
+from cache_router.types import BlockHash, Medium, PromptRoot, TierId, WorkerId
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+Place = tuple[Medium, str | None]
+GPU: Place = (Medium.GPU, None)
+RAM: Place = (Medium.CPU, None)
+SSD: Place = (Medium.STORAGE, "ssd")
+REDIS: Place = (Medium.STORAGE, "redis")
+S3: Place = (Medium.STORAGE, "s3")
+OTHER: Place = (Medium.STORAGE, None)
+PLACES = (GPU, RAM, SSD, REDIS, S3, OTHER)
 BLOCK_SIZE = 2
 
 
@@ -29,19 +37,20 @@ def name(*blocks: int) -> bytes:
 
 
 def stored(
-    *blocks: int, after: tuple[int, ...] = (), medium: Medium = Medium.GPU, block_size: int = 2
+    *blocks: int, after: tuple[int, ...] = (), place: Place = GPU, block_size: int = 2
 ) -> BlockStored:
     return BlockStored(
         [name(*after, *blocks[: i + 1]) for i in range(len(blocks))],
         name(*after) if after else None,
         [block for block in blocks for _ in range(block_size)],
         block_size,
-        medium,
+        place[0],
+        ownership=place[1],
     )
 
 
-def removed(*names: bytes, medium: Medium = Medium.GPU) -> BlockRemoved:
-    return BlockRemoved(list(names), medium)
+def removed(*names: bytes, place: Place = GPU) -> BlockRemoved:
+    return BlockRemoved(list(names), place[0], ownership=place[1])
 
 
 @pytest.fixture
@@ -99,30 +108,30 @@ def test_two_engine_hashes_of_one_content_are_two_copies(index: RadixIndex) -> N
 def test_removing_what_is_not_there_changes_nothing(index: RadixIndex) -> None:
     index.apply(A, stored(1), "m")
     index.apply(A, removed(b"never", name(1)), "m")
-    index.apply(A, removed(name(1), medium=Medium.CPU), "m")
+    index.apply(A, removed(name(1), place=RAM), "m")
     assert index.num_blocks(A) == 0
 
 
-def test_a_worker_holds_what_lies_on_any_of_its_media(index: RadixIndex) -> None:
-    index.apply(B, stored(1, 2, medium=Medium.STORAGE), "m")
+def test_a_worker_holds_what_lies_on_any_of_its_tiers(index: RadixIndex) -> None:
+    index.apply(B, stored(1, 2, place=S3), "m")
     index.apply(A, stored(1), "m")
-    index.apply(A, stored(1, 2, medium=Medium.CPU), "m")
-    index.apply(A, stored(3, after=(1, 2), medium=Medium.STORAGE), "m")
+    index.apply(A, stored(1, 2, place=RAM), "m")
+    index.apply(A, stored(3, after=(1, 2), place=S3), "m")
     assert index.match(chain(1, 2, 3)) == {A: 3, B: 2}
     index.apply(A, removed(name(1)), "m")
     assert index.match(chain(1, 2, 3)) == {A: 3, B: 2}
 
 
-def test_the_slowest_medium_counts_the_fastest_copy_of_each_block(index: RadixIndex) -> None:
+def test_the_slowest_tier_counts_the_fastest_copy_of_each_block(index: RadixIndex) -> None:
     index.apply(B, stored(1), "m")
     index.apply(A, stored(1), "m")
-    index.apply(A, stored(1, 2, medium=Medium.CPU), "m")
-    index.apply(A, stored(3, after=(1, 2), medium=Medium.STORAGE), "m")
+    index.apply(A, stored(1, 2, place=RAM), "m")
+    index.apply(A, stored(3, after=(1, 2), place=S3), "m")
     hashes = chain(1, 2, 3)
-    assert index.slowest_medium(A, hashes[:1]) is Medium.GPU
-    assert index.slowest_medium(A, hashes[:2]) is Medium.CPU
-    assert index.slowest_medium(A, hashes) is Medium.STORAGE
-    assert index.slowest_medium(B, hashes) is Medium.GPU
+    assert index.slowest_tier(A, hashes[:1]) is TierId.GPU
+    assert index.slowest_tier(A, hashes[:2]) is TierId.RAM
+    assert index.slowest_tier(A, hashes) is TierId.S3
+    assert index.slowest_tier(B, hashes) is TierId.GPU
 
 
 def test_all_blocks_cleared_empties_that_worker_only(index: RadixIndex) -> None:
@@ -217,13 +226,13 @@ def test_an_event_larger_than_the_index_is_refused_and_costs_nobody_else() -> No
 class Definition:
     """What the index must answer, computed from its definition by brute force."""
 
-    copies: dict[tuple[WorkerId, Medium], Counter[tuple[int, ...]]] = field(default_factory=dict)
+    copies: dict[tuple[WorkerId, Place], Counter[tuple[int, ...]]] = field(default_factory=dict)
 
-    def of(self, worker_id: WorkerId, medium: Medium) -> Counter[tuple[int, ...]]:
-        return self.copies.setdefault((worker_id, medium), Counter())
+    def of(self, worker_id: WorkerId, place: Place) -> Counter[tuple[int, ...]]:
+        return self.copies.setdefault((worker_id, place), Counter())
 
     def holds(self, worker_id: WorkerId, prefix: tuple[int, ...]) -> bool:
-        return any(self.of(worker_id, medium)[prefix] > 0 for medium in Medium)
+        return any(self.of(worker_id, place)[prefix] > 0 for place in PLACES)
 
     def match(self, blocks: tuple[int, ...], workers: list[WorkerId]) -> dict[WorkerId, int]:
         runs = {}
@@ -243,7 +252,7 @@ _steps = st.lists(
     st.tuples(
         st.sampled_from(["store", "store", "store", "remove", "clear", "lose"]),
         st.sampled_from(_workers),
-        st.sampled_from([Medium.GPU, Medium.GPU, Medium.CPU, Medium.STORAGE]),
+        st.sampled_from([GPU, GPU, *PLACES]),
         _prefixes,
         _blocks,
     ),
@@ -254,37 +263,37 @@ _steps = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(_steps, st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=5))
 def test_the_index_answers_as_its_definition_does(
-    steps: list[tuple[str, WorkerId, Medium, tuple[int, ...], tuple[int, ...]]],
+    steps: list[tuple[str, WorkerId, Place, tuple[int, ...], tuple[int, ...]]],
     queries: list[tuple[int, ...]],
 ) -> None:
     index = RadixIndex(max_blocks=10_000)
     definition = Definition()
-    for action, worker_id, medium, after, blocks in steps:
+    for action, worker_id, place, after, blocks in steps:
         if action == "store":
-            applied = index.apply(worker_id, stored(*blocks, after=after, medium=medium), "m")
+            applied = index.apply(worker_id, stored(*blocks, after=after, place=place), "m")
             if after and not definition.holds(worker_id, after):
                 assert applied.outcome is Outcome.ORPHAN
             else:
                 assert applied.outcome is Outcome.APPLIED
-                definition.of(worker_id, medium).update(
+                definition.of(worker_id, place).update(
                     (*after, *blocks[: i + 1]) for i in range(len(blocks))
                 )
         elif action == "remove":
-            index.apply(worker_id, removed(name(*blocks), medium=medium), "m")
-            if definition.of(worker_id, medium)[blocks] > 0:
-                definition.of(worker_id, medium)[blocks] -= 1
+            index.apply(worker_id, removed(name(*blocks), place=place), "m")
+            if definition.of(worker_id, place)[blocks] > 0:
+                definition.of(worker_id, place)[blocks] -= 1
         else:
             if action == "clear":
                 index.apply(worker_id, AllBlocksCleared(), "m")
             else:
                 index.remove_worker(worker_id)
-            for each in Medium:
+            for each in PLACES:
                 definition.of(worker_id, each).clear()
     for query in [*queries, *(after + blocks for *_, after, blocks in steps)]:
         assert index.match(chain(*query)) == definition.match(query, _workers)
     for worker_id in _workers:
         assert index.num_blocks(worker_id) == sum(
-            len(+definition.of(worker_id, medium)) for medium in Medium
+            len(+definition.of(worker_id, place)) for place in PLACES
         )
         index.remove_worker(worker_id)
     assert index.match(chain(0)) == index.match(chain(1)) == index.match(chain(2)) == {}
