@@ -53,6 +53,15 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive blocks of a prompt that have the same holders."""
+
+    num_blocks: int
+    holders: int
+    """Bits for `RadixIndex.lane`, `shared_lanes` and `fastest_tier`; nothing to read otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The answer to one event."""
 
@@ -165,6 +174,42 @@ class RadixIndex:
         if hashes:
             self._note_runs(runs, alive, len(hashes))
         return runs
+
+    def spans(self, hashes: Sequence[BlockHash]) -> list[Span]:
+        """Cut a prompt's blocks where their holders change; ends before a block nobody holds.
+
+        Costs one look-up a block.
+        """
+        spans: list[Span] = []
+        begin = 0
+        held_by = 0
+        for depth, block_hash in enumerate(hashes):
+            bits = self._bits_of.get(block_hash, 0)
+            if bits != held_by:
+                if held_by:
+                    spans.append(Span(depth - begin, held_by))
+                if not bits:
+                    return spans
+                begin, held_by = depth, bits
+        if held_by:
+            spans.append(Span(len(hashes) - begin, held_by))
+        return spans
+
+    def lane(self, worker_id: WorkerId) -> int:
+        """The bits of a worker, all its tiers; 0 if nothing was ever stored there."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else _LANE_MASK << worker.slot * _LANE
+
+    def fastest_tier(self, holders: int, lanes: int) -> TierId | None:
+        """The fastest tier on which any worker of `lanes` is among `holders`, None for nowhere."""
+        held = holders & lanes
+        if not held:
+            return None
+        return next(tier for rank, tier in enumerate(_TIERS) if held & self._first_bits << rank)
+
+    def shared_lanes(self) -> int:
+        """The bits of every worker's tiers that all nodes reach."""
+        return sum(self._first_bits << _RANK[tier] for tier in _TIERS if tier.is_shared)
 
     def holds(self, worker_id: WorkerId, block_hash: BlockHash) -> bool:
         """Whether a worker has this block, on any tier."""

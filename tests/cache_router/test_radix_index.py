@@ -306,3 +306,41 @@ def test_256_blocks_on_16_workers_are_matched_one_by_one() -> None:
     for i, worker_id in enumerate(workers):
         index.apply(worker_id, stored(*blocks[: (i + 1) * 16]), "m")
     assert index.match(chain(*blocks)) == {w: (i + 1) * 16 for i, w in enumerate(workers)}
+
+
+def test_spans_end_where_holders_change_and_before_what_nobody_holds(index: RadixIndex) -> None:
+    index.apply(A, stored(1, 2, 3, 4), "m")
+    index.apply(B, stored(1, 2, place=SSD), "m")
+    index.apply(B, stored(3, after=(1, 2), place=S3), "m")
+    index.apply(A, stored(9, 9), "m")
+    spans = index.spans(chain(1, 2, 3, 4, 5, 6))
+    assert [span.num_blocks for span in spans] == [2, 1, 1]
+    lanes = [index.lane(A), index.lane(B), index.shared_lanes(), index.lane(C)]
+    tiers = [[index.fastest_tier(span.holders, lane) for lane in lanes] for span in spans]
+    assert tiers == [
+        [TierId.GPU, TierId.SSD, None, None],
+        [TierId.GPU, TierId.S3, TierId.S3, None],
+        [TierId.GPU, None, None, None],
+    ]
+    assert index.spans([]) == index.spans(chain(7)) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(_steps, st.lists(st.integers(0, 2), max_size=6).map(tuple))
+def test_spans_say_the_same_as_match(
+    steps: list[tuple[str, WorkerId, Place, tuple[int, ...], tuple[int, ...]]],
+    query: tuple[int, ...],
+) -> None:
+    index = RadixIndex(max_blocks=10_000)
+    for action, worker_id, place, after, blocks in steps:
+        if action == "store":
+            index.apply(worker_id, stored(*blocks, after=after, place=place), "m")
+        elif action == "remove":
+            index.apply(worker_id, removed(name(*blocks), place=place), "m")
+    runs: dict[WorkerId, int] = {}
+    for worker_id in _workers:
+        for span in index.spans(chain(*query)):
+            if not span.holders & index.lane(worker_id):
+                break
+            runs[worker_id] = runs.get(worker_id, 0) + span.num_blocks
+    assert runs == index.match(chain(*query))
