@@ -89,7 +89,7 @@ def serve(
         engines=engines,
         model=model,
         chat_template=chat_template,
-        engine_kv_cache_bytes=_bytes(kv_cache_gib),
+        engine_kv_cache_bytes=_bytes("--kv-cache-gib", kv_cache_gib),
         engine_max_model_len=max_model_len,
         engine_tool_call_parser=tool_call_parser,
         log_level=log_level,
@@ -178,7 +178,7 @@ def worker(
         host=host,
         model=model,
         chat_template=chat_template,
-        engine_kv_cache_bytes=_bytes(kv_cache_gib),
+        engine_kv_cache_bytes=_bytes("--kv-cache-gib", kv_cache_gib),
         engine_max_model_len=max_model_len,
         engine_tool_call_parser=tool_call_parser,
     )
@@ -190,6 +190,48 @@ def worker(
             port=port,
             events_port=kv_events_port,
             vllm_arguments=context.args,
+        )
+    )
+
+
+@app.command()
+def cache_server(
+    cache_socket: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket to listen on.  [default: .radixgate/sockets/cache.sock]"),
+    ] = None,
+    tiers: Annotated[
+        str | None,
+        typer.Option(help="Where blocks are kept, the fastest first.  [default: ram,ssd]"),
+    ] = None,
+    arena_gib: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="GiB of shared memory, taken as it fills.  [default: 4]"),
+    ] = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Keep the KV blocks of this node's engines, in memory and in the tiers below it.
+
+    \b
+    Examples:
+      radixgate cache-server
+      radixgate cache-server --tiers ram --arena-gib 32
+    """  # noqa: D301 - click keeps the lines of a paragraph that starts with this character
+    from engine_workers.cache_server.run import cache_socket as socket_of
+    from engine_workers.cache_server.run import run_cache_server
+
+    settings = load_settings(
+        cache_socket=cache_socket,
+        tiers=tiers,
+        arena_bytes=_bytes("--arena-gib", arena_gib),
+        log_level=log_level,
+    )
+    configure_logging(settings)
+    workspace = Workspace.current()
+    path = socket_of(settings, workspace)
+    _run_async(
+        run_cache_server(
+            settings, workspace, ready=lambda: print(f"listening on {path}", flush=True)
         )
     )
 
@@ -236,9 +278,9 @@ def _say_listening(settings: Settings) -> None:
     print(f"listening on http://{settings.host}:{settings.port}", flush=True)
 
 
-def _bytes(gib: float | None) -> int | None:
+def _bytes(flag: str, gib: float | None) -> int | None:
     if gib is None:
         return None
     if not math.isfinite(gib):  # infinity is above every minimum
-        raise ConfigurationError("--kv-cache-gib", f"{gib} is not a number of GiB; give 2, say")
+        raise ConfigurationError(flag, f"{gib} is not a number of GiB; give 2, say")
     return round(gib * _GIB)

@@ -46,19 +46,19 @@ class CacheParts:
 
 
 def build_parts(
-    settings: Settings, tiers: Sequence[Tier], clock: Callable[[], float]
+    settings: Settings, tiers: Sequence[Tier], metrics: CacheMetrics, clock: Callable[[], float]
 ) -> CacheParts:
     """Put a server together.
 
     Args:
         settings: Sizes and deadlines.
         tiers: Those below the arena, the fastest first.
+        metrics: What to count with.
         clock: Seconds, monotonic.
 
     Raises:
         OSError: The system does not give the arena its address space.
     """
-    metrics = CacheMetrics()
     arena = Arena(settings.arena_bytes)
 
     def evicted(_: CachedBlock) -> None:

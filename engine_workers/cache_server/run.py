@@ -6,25 +6,31 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
+from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.cache_parts import build_parts
+from engine_workers.cache_server.configured_tiers import opened_tiers
 from engine_workers.cache_server.metrics_page import metrics_page
 from engine_workers.cache_server.server import CacheServer
 from engine_workers.cache_server.server_socket import listening_socket
-from engine_workers.tiers.tier import Tier
+from engine_workers.workspace import Workspace
 
 _DRAIN_S = 5.0
 """What was saved gets these seconds to reach the tiers; the rest is computed again some day."""
 
 
+def cache_socket(settings: Settings, workspace: Workspace) -> Path:
+    """Return where the node's cache server listens."""
+    return settings.cache_socket or workspace.sockets / "cache.sock"
+
+
 async def run_cache_server(
     settings: Settings,
-    socket_path: Path,
-    tiers: Sequence[Tier],
+    workspace: Workspace,
     *,
     ready: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
@@ -32,33 +38,31 @@ async def run_cache_server(
     """Serve until `stop` is set, or until SIGINT or SIGTERM if no `stop` is given.
 
     Args:
-        settings: Sizes and deadlines.
-        socket_path: Where engines connect.
-        tiers: Those below the arena, the fastest first; closed at the end.
+        settings: Sizes, deadlines, tiers.
+        workspace: Where socket and SSD tier are if no setting says so.
         ready: Called once the socket listens.
         stop: Ends the server from outside.
 
     Raises:
-        ConfigurationError: The arena, the socket or the port cannot be had.
+        ConfigurationError: The arena, the socket, a tier or the port cannot be had.
     """
     stop = _until_signal() if stop is None else stop
+    metrics = CacheMetrics()
     async with contextlib.AsyncExitStack() as stack:
-        for tier in tiers:
-            stack.push_async_callback(tier.close)
-        listener = stack.enter_context(listening_socket(socket_path))
+        # First: only one server at a time may open the tiers.
+        listener = stack.enter_context(listening_socket(cache_socket(settings, workspace)))
+        tiers = await stack.enter_async_context(opened_tiers(settings, workspace, metrics))
         try:
-            parts = build_parts(settings, tiers, time.monotonic)
+            parts = build_parts(settings, tiers, metrics, time.monotonic)
         except OSError as error:
             raise ConfigurationError(
                 "RADIXGATE_ARENA_BYTES",
-                f"cannot map {settings.arena_bytes} bytes: {error.strerror}",
+                f"{settings.arena_bytes} bytes cannot be mapped: {error.strerror}",
             ) from error
         stack.callback(parts.arena.close)
         if settings.cache_server_metrics_port is not None:
             await stack.enter_async_context(
-                metrics_page(
-                    parts.metrics.registry, settings.host, settings.cache_server_metrics_port
-                )
+                metrics_page(metrics.registry, settings.host, settings.cache_server_metrics_port)
             )
         server = CacheServer(parts, settings.write_ring_bytes, time.monotonic)
         serving = asyncio.create_task(server.serve(listener), name="cache-server")

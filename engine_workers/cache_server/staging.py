@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cache_router.errors import BlockLostError, TierError
 from engine_workers.blocks.block_header import BlockHeader, Codec
@@ -73,6 +74,7 @@ class Staging:
         self._clock = clock
         self._lanes: dict[str, _Lane] = {}
         self._running: dict[BlockName, asyncio.Task[None]] = {}
+        self._arrived: dict[BlockName, CachedBlock] = {}
         self._loads: set[asyncio.Task[bool]] = set()
 
     @property
@@ -84,7 +86,7 @@ class Staging:
         """Start to bring a block, or join whoever does; None if too much is on its way already.
 
         The task ends when the block is published, or cannot be had. It is shared: wait for it, do
-        not cancel it.
+        not cancel it. The block cannot give way before the task's callbacks have run.
         """
         task = self._running.get(wanted.name)
         if task is None:
@@ -92,8 +94,15 @@ class Staging:
                 return None
             task = asyncio.create_task(self._race(wanted), name="stage")
             self._running[wanted.name] = task
-            task.add_done_callback(lambda _: self._running.pop(wanted.name))
+            task.add_done_callback(partial(self._finish, wanted.name))
         return task
+
+    def _finish(self, name: BlockName, _: asyncio.Task[None]) -> None:
+        del self._running[name]
+        block = self._arrived.pop(name, None)
+        if block is not None:
+            # After the callbacks of those who wait for it: this one is the first.
+            asyncio.get_running_loop().call_soon(self._catalog.unpin, block)
 
     async def _race(self, wanted: Wanted) -> None:
         """Ask the tiers in turn, the next one when one fails or takes long; the first one wins."""
@@ -134,6 +143,9 @@ class Staging:
                 self._metrics.count_moved(tier.name, "load", wanted.payload_bytes, seconds)
                 if self._catalog.publish(block, header, tier.name):
                     self._loaded(block, tier)
+                    if wanted.name in self._running and wanted.name not in self._arrived:
+                        self._catalog.pin(block)
+                        self._arrived[wanted.name] = block
                 return self._catalog.find(block.name) is not None
             finally:
                 self._catalog.unpin(block)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cache_router.settings import Settings
+from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.cache_parts import CacheParts, build_parts
 from engine_workers.cache_server.server import CacheServer
 from engine_workers.cache_server.server_socket import listening_socket
@@ -68,7 +69,7 @@ def serve(tmp_path: Path, clock: Clock) -> Serve:
     @contextlib.asynccontextmanager
     async def run(*tiers: Tier, num_slots: int = 1024, **changes: Any) -> AsyncIterator[Running]:
         settings = Settings(arena_bytes=num_slots * SLOT_BYTES, **changes)
-        parts = build_parts(settings, tiers, clock)
+        parts = build_parts(settings, tiers, CacheMetrics(), clock)
         server = CacheServer(parts, settings.write_ring_bytes, clock)
         path = tmp_path / "cache.sock"
         with listening_socket(path) as listener:

@@ -1,0 +1,72 @@
+"""From settings to the tiers below the arena."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from cache_router.errors import ConfigurationError, TierError
+from cache_router.settings import Settings
+from engine_workers.blocks.block_name import BlockName
+from engine_workers.cache_server.cache_metrics import CacheMetrics
+from engine_workers.cache_server.eviction import S3Fifo
+from engine_workers.cache_server.saving import ARENA
+from engine_workers.tiers.ssd import SsdOptions, SsdTier
+from engine_workers.tiers.tier import Tier
+from engine_workers.workspace import Workspace
+
+_SETTING = "RADIXGATE_TIERS"
+_KNOWN = ("ssd",)
+
+
+def tier_names(settings: Settings) -> list[str]:
+    """Return the names of the tiers below the arena, the fastest first.
+
+    Raises:
+        ConfigurationError: An unknown name, one that comes twice, or no `ram` in front.
+    """
+    names = [name.strip() for name in settings.tiers.split(",") if name.strip()]
+    if names[:1] != [ARENA]:
+        raise ConfigurationError(
+            _SETTING, f"begin with {ARENA}, from which engines load; say {ARENA},ssd"
+        )
+    below = names[1:]
+    for name in below:
+        if name not in _KNOWN:
+            known = ", ".join((ARENA, *_KNOWN))
+            raise ConfigurationError(_SETTING, f"there is no tier {name[:64]!r}, only {known}")
+    if len(set(below)) < len(below):
+        raise ConfigurationError(_SETTING, "name each tier once")
+    return below
+
+
+@contextlib.asynccontextmanager
+async def opened_tiers(
+    settings: Settings, workspace: Workspace, metrics: CacheMetrics
+) -> AsyncIterator[list[Tier]]:
+    """Open the tiers that are configured, and close them at the end.
+
+    Raises:
+        ConfigurationError: One of them cannot work with its settings.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        tiers: list[Tier] = []
+        for name in tier_names(settings):
+            assert name == "ssd", "known names are checked"
+            tier = await _open_ssd(settings, workspace, metrics)
+            stack.push_async_callback(tier.close)
+            tiers.append(tier)
+        yield tiers
+
+
+async def _open_ssd(settings: Settings, workspace: Workspace, metrics: CacheMetrics) -> Tier:
+    folder = settings.ssd_folder or workspace.state / "ssd"
+    options = SsdOptions(folder, settings.ssd_threads, settings.ssd_fsync)
+
+    def evicted(names: Sequence[BlockName]) -> None:
+        metrics.evictions.labels(SsdTier.name).inc(len(names))
+
+    try:
+        return await SsdTier.open(options, S3Fifo(settings.ssd_capacity_bytes), evicted)
+    except TierError as error:
+        raise ConfigurationError("RADIXGATE_SSD_FOLDER", f"{folder}: {error.problem}") from error
