@@ -11,19 +11,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+from cache_router.bit_lanes import LANE, LANE_MASK, RANK, Span, on_any_tier
 from cache_router.errors import EventDecodeError
 from cache_router.hashing import hash_event_blocks, root_hash
 from cache_router.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from cache_router.types import BlockHash, EngineBlockHash, TierId, WorkerId
 
 _Name = TypeVar("_Name")
-
-# A worker has one bit a tier, side by side and fastest first, in each block's bit set.
-_TIERS = tuple(TierId)
-_RANK = {tier: rank for rank, tier in enumerate(_TIERS)}
-_LANE = len(_TIERS)
-_LANE_MASK = (1 << _LANE) - 1
-assert _LANE == 6, "`_on_any_tier` folds six bits"
 
 # A hit in full attention is a leading run, which these groups of a hybrid model do not keep:
 # they drop the blocks that have left the window, and their remains say nothing about a prefix.
@@ -50,15 +44,6 @@ class Outcome(StrEnum):
     """Its tokens, hashes and block size do not fit together, or not with this worker's."""
     IGNORED = "ignored"
     """It concerns a cache group that holds no prefixes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Consecutive blocks of a prompt that have the same holders."""
-
-    num_blocks: int
-    holders: int
-    """Bits for `RadixIndex.lane`, `shared_lanes` and `fastest_tier`; nothing to read otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +126,7 @@ class RadixIndex:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             del self._worker_of_slot[worker.slot]
-            self._first_bits &= ~(1 << worker.slot * _LANE)
+            self._first_bits &= ~(1 << worker.slot * LANE)
 
     def clear(self, worker_id: WorkerId) -> None:
         """Forget all blocks of a worker, on every tier, and nothing else about it."""
@@ -164,7 +149,7 @@ class RadixIndex:
             if bits == previous:
                 continue
             previous = bits
-            still = alive & _on_any_tier(bits)
+            still = alive & on_any_tier(bits)
             if still != alive:
                 if depth:
                     self._note_runs(runs, alive & ~still, depth)
@@ -198,39 +183,24 @@ class RadixIndex:
     def lane(self, worker_id: WorkerId) -> int:
         """The bits of a worker, all its tiers; 0 if nothing was ever stored there."""
         worker = self._workers.get(worker_id)
-        return 0 if worker is None else _LANE_MASK << worker.slot * _LANE
+        return 0 if worker is None else LANE_MASK << worker.slot * LANE
 
     def fastest_tier(self, holders: int, lanes: int) -> TierId | None:
         """The fastest tier on which any worker of `lanes` is among `holders`, None for nowhere."""
         held = holders & lanes
         if not held:
             return None
-        return next(tier for rank, tier in enumerate(_TIERS) if held & self._first_bits << rank)
+        return next(tier for tier in TierId if held & self._first_bits << RANK[tier])
 
     def shared_lanes(self) -> int:
         """The bits of every worker's tiers that all nodes reach."""
-        return sum(self._first_bits << _RANK[tier] for tier in _TIERS if tier.is_shared)
+        return sum(self._first_bits << RANK[tier] for tier in TierId if tier.is_shared)
 
     def holds(self, worker_id: WorkerId, block_hash: BlockHash) -> bool:
         """Whether a worker has this block, on any tier."""
         worker = self._workers.get(worker_id)
         bits = self._bits_of.get(block_hash, 0)
-        return worker is not None and bool(bits >> worker.slot * _LANE & _LANE_MASK)
-
-    def slowest_tier(self, worker_id: WorkerId, hashes: Sequence[BlockHash]) -> TierId:
-        """The slowest tier that any of these blocks must be read from, if the worker has them.
-
-        A block that lies on several tiers is read from the fastest. GPU if there are no blocks.
-        """
-        worker = self._workers.get(worker_id)
-        if worker is None or all(tier is TierId.GPU for tier in worker.holders):
-            return TierId.GPU
-        slowest = 0
-        for block_hash in hashes:
-            lane = self._bits_of.get(block_hash, 0) >> worker.slot * _LANE & _LANE_MASK
-            if lane:
-                slowest = max(slowest, (lane & -lane).bit_length() - 1)
-        return _TIERS[slowest]
+        return worker is not None and bool(bits >> worker.slot * LANE & LANE_MASK)
 
     def num_blocks(self, worker_id: WorkerId) -> int:
         """Entries of a worker, a block on two tiers counted twice; 0 for an unknown worker."""
@@ -252,7 +222,7 @@ class RadixIndex:
         worker = _Worker(slot)
         self._workers[worker_id] = worker
         self._worker_of_slot[slot] = worker_id
-        self._first_bits |= 1 << slot * _LANE
+        self._first_bits |= 1 << slot * LANE
         return worker
 
     def _store(
@@ -301,7 +271,7 @@ class RadixIndex:
     ) -> None:
         holder = worker.holders.get(tier)
         if holder is None:
-            holder = _Holder(1 << worker.slot * _LANE + _RANK[tier])
+            holder = _Holder(1 << worker.slot * LANE + RANK[tier])
             worker.holders[tier] = holder
         for engine_hash, block_hash in zip(engine_hashes, hashes, strict=True):
             if engine_hash in holder.hash_of:
@@ -369,14 +339,8 @@ class RadixIndex:
     def _note_runs(self, runs: dict[WorkerId, int], first_bits: int, num_blocks: int) -> None:
         while first_bits:
             lowest = first_bits & -first_bits
-            runs[self._worker_of_slot[(lowest.bit_length() - 1) // _LANE]] = num_blocks
+            runs[self._worker_of_slot[(lowest.bit_length() - 1) // LANE]] = num_blocks
             first_bits ^= lowest
-
-
-def _on_any_tier(bits: int) -> int:
-    """Put a worker's lowest bit wherever any bit of its lane is set; other bits are garbage."""
-    bits |= bits >> 3
-    return bits | bits >> 1 | bits >> 2
 
 
 def _count_down(counts: dict[_Name, int], name: _Name) -> None:

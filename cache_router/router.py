@@ -49,7 +49,7 @@ class CacheRouter:
             rng: Breaks the last ties.
         """
         self._registry = registry
-        self._overlaps = PrefixOverlaps(index, predictions)
+        self._overlaps = PrefixOverlaps(registry, index, predictions)
         self._index = index
         self._predictions = predictions
         self._rng = rng
@@ -93,7 +93,7 @@ class CacheRouter:
         tied = len(ranked) > 1 and _rank(ranked[1]) == _rank(best)
         return RouteDecision(
             worker_id=best.worker_id,
-            reason=self._reason(query, best, overlaps[best.worker_id], tied=tied),
+            reason=self._reason(query, best, tied=tied),
             predicted_cached_tokens=_predicted_cached_tokens(query, best),
             candidates=tuple(ranked),
         )
@@ -187,14 +187,14 @@ class CacheRouter:
             waiting_tokens=max(0, load.waiting_tokens - overlap.in_flight_tokens),
             num_running=load.num_running,
             trust=info.trust,
+            load_tokens=overlap.load_tokens,
+            tokens_by_tier=overlap.tokens_by_tier,
         )
 
-    def _reason(
-        self, query: RouteQuery, best: Candidate, overlap: Overlap, *, tied: bool
-    ) -> RouteReason:
+    def _reason(self, query: RouteQuery, best: Candidate, *, tied: bool) -> RouteReason:
         if best.cached_tokens:
-            tier = self._overlaps.slowest_tier(best.worker_id, overlap)
-            return RouteReason.PREFIX if tier is TierId.GPU else RouteReason.TIER
+            from_elsewhere = any(tier is not TierId.GPU for tier in best.tokens_by_tier)
+            return RouteReason.TIER if from_elsewhere else RouteReason.PREFIX
         if tied and query.session_key is not None:
             return RouteReason.SESSION
         if not query.prompts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -136,11 +136,15 @@ class Candidate:
     num_running: int
     """Requests in flight there through this gateway, of any phase."""
     trust: Trust
+    load_tokens: int = 0
+    """What bringing cached tokens from other tiers costs, in tokens computed meanwhile."""
+    tokens_by_tier: Mapping[TierId, int] = field(default_factory=dict)
+    """The cached tokens, by where they come from."""
 
     @property
     def cost_tokens(self) -> int:
         """Tokens to compute before this request's first token, and the price of company."""
-        return self.uncached_tokens + self.waiting_tokens + self.running_tokens
+        return self.uncached_tokens + self.load_tokens + self.waiting_tokens + self.running_tokens
 
     @property
     def running_tokens(self) -> int:

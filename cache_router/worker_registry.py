@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cache_router.cost import Rates
 from cache_router.errors import UnknownModelError
 from cache_router.types import PromptRoot, Trust, WorkerId
 
@@ -50,6 +51,8 @@ class WorkerInfo:
     ready_reason: str = "not seen yet"
     trust: Trust = Trust.LOAD_ONLY
     trust_reason: str = "no events followed yet"
+    cache_source: WorkerId | None = None
+    """What its node's cache server holds of its model, None if it has none."""
 
     @property
     def base_model(self) -> str | None:
@@ -77,6 +80,24 @@ class WorkerInfo:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class CacheSource:
+    """One cache server's blocks of one model: an event source that requests are not sent to."""
+
+    source_id: WorkerId
+    url: str
+    """The cache server's."""
+    model: str
+    """The base model's name, as the workers serve it."""
+    block_bytes: int
+    """Bytes of a block's KV."""
+    rates: Rates
+    """What computing and bringing blocks takes on its node, as the server has learned it."""
+    event_endpoint: EventEndpoint
+    trust: Trust = Trust.LOAD_ONLY
+    trust_reason: str = "no events followed yet"
+
+
 @dataclass(slots=True)
 class WorkerLoad:
     """What is in flight on one worker through this gateway, kept up by reservations."""
@@ -96,6 +117,26 @@ class WorkerRegistry:
     def __init__(self) -> None:
         self._workers: dict[WorkerId, WorkerInfo] = {}
         self._loads: dict[WorkerId, WorkerLoad] = {}
+        self._cache_sources: dict[WorkerId, CacheSource] = {}
+
+    def update_cache_source(self, source: CacheSource) -> None:
+        """Enter what a cache server says; what is known of its trust stays."""
+        known = self._cache_sources.get(source.source_id)
+        if known is not None:
+            source = replace(source, trust=known.trust, trust_reason=known.trust_reason)
+        self._cache_sources[source.source_id] = source
+
+    def remove_cache_source(self, source_id: WorkerId) -> None:
+        """Forget a cache server's blocks of a model."""
+        self._cache_sources.pop(source_id, None)
+
+    def cache_source(self, source_id: WorkerId) -> CacheSource | None:
+        """What is known of a cache server's blocks of a model, None if nothing is."""
+        return self._cache_sources.get(source_id)
+
+    def cache_sources(self) -> tuple[CacheSource, ...]:
+        """All of them, in the order in which they were found."""
+        return tuple(self._cache_sources.values())
 
     def update(
         self,
@@ -106,10 +147,19 @@ class WorkerRegistry:
         dp_rank: int | None = None,
         epoch: float | None = None,
         event_endpoint: EventEndpoint | None = None,
+        cache_source: WorkerId | None = None,
     ) -> WorkerInfo:
         """Enter what discovery found; a new worker starts not ready and load-only."""
         known = self._workers.get(worker_id)
-        facts = WorkerInfo(worker_id, url, dp_rank, tuple(models), epoch, event_endpoint)
+        facts = WorkerInfo(
+            worker_id,
+            url,
+            dp_rank,
+            tuple(models),
+            epoch,
+            event_endpoint,
+            cache_source=cache_source,
+        )
         if known is not None:
             facts = replace(
                 facts,
@@ -139,10 +189,17 @@ class WorkerRegistry:
         )
 
     def set_trust(self, worker_id: WorkerId, trust: Trust, reason: str) -> None:
-        """Say how far the index may be believed about the worker; nothing if it is not known."""
+        """Say how far the index may be believed about a worker or a cache source.
+
+        Nothing happens if it is not known.
+        """
         if worker_id in self._workers:
             self._workers[worker_id] = replace(
                 self._workers[worker_id], trust=trust, trust_reason=reason
+            )
+        elif worker_id in self._cache_sources:
+            self._cache_sources[worker_id] = replace(
+                self._cache_sources[worker_id], trust=trust, trust_reason=reason
             )
 
     def get(self, worker_id: WorkerId) -> WorkerInfo | None:

@@ -45,7 +45,9 @@ def _terms(candidate: Candidate) -> dict[str, Any]:
     return {
         "worker": candidate.worker_id,
         "cached_tokens": candidate.cached_tokens,
+        "tokens_by_tier": candidate.tokens_by_tier,
         "uncached_tokens": candidate.uncached_tokens,
+        "load_tokens": candidate.load_tokens,
         "waiting_tokens": candidate.waiting_tokens,
         "running_tokens": candidate.running_tokens,
         "cost_tokens": candidate.cost_tokens,

@@ -67,6 +67,7 @@ class Cluster:
         *,
         block_size: int = BLOCK_SIZE,
         medium: Medium = Medium.GPU,
+        ownership: str | None = None,
         model: str = "m",
         root: PromptRoot = ROOT,
     ) -> None:
@@ -84,6 +85,7 @@ class Cluster:
                 medium,
                 root.lora_name,
                 [lora + salt if i == 0 else lora for i in range(num_blocks)],
+                ownership=ownership,
             ),
             model,
         )

@@ -122,18 +122,6 @@ def test_a_worker_holds_what_lies_on_any_of_its_tiers(index: RadixIndex) -> None
     assert index.match(chain(1, 2, 3)) == {A: 3, B: 2}
 
 
-def test_the_slowest_tier_counts_the_fastest_copy_of_each_block(index: RadixIndex) -> None:
-    index.apply(B, stored(1), "m")
-    index.apply(A, stored(1), "m")
-    index.apply(A, stored(1, 2, place=RAM), "m")
-    index.apply(A, stored(3, after=(1, 2), place=S3), "m")
-    hashes = chain(1, 2, 3)
-    assert index.slowest_tier(A, hashes[:1]) is TierId.GPU
-    assert index.slowest_tier(A, hashes[:2]) is TierId.RAM
-    assert index.slowest_tier(A, hashes) is TierId.S3
-    assert index.slowest_tier(B, hashes) is TierId.GPU
-
-
 def test_all_blocks_cleared_empties_that_worker_only(index: RadixIndex) -> None:
     index.apply(A, stored(1), "m")
     index.apply(B, stored(1), "m")

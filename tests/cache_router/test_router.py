@@ -11,6 +11,7 @@ from cache_router.types import (
     Medium,
     PromptRoot,
     RouteReason,
+    TierId,
     Trust,
 )
 from tests.cache_router.cluster import (
@@ -34,7 +35,9 @@ def test_the_holder_of_the_longest_prefix_wins() -> None:
     assert (decision.worker_id, decision.reason) == (B, RouteReason.PREFIX)
     assert decision.predicted_cached_tokens == 320
     assert [each.worker_id for each in decision.candidates] == [B, A, C]
-    assert decision.candidates[0] == Candidate(B, 320, 80, 0, 0, Trust.EXACT)
+    assert decision.candidates[0] == Candidate(
+        B, 320, 80, 0, 0, Trust.EXACT, tokens_by_tier={TierId.GPU: 320}
+    )
 
 
 def test_waiting_tokens_weigh_as_much_as_uncached_ones() -> None:

