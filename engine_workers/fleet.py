@@ -33,6 +33,7 @@ class FleetPlan:
     max_model_len: int | None = None
     tool_call_parser: str | None = None
     chat_template: Path | None = None
+    cache_socket: Path | None = None
     api_key: str | None = field(default=None, repr=False)
     extra_arguments: tuple[str, ...] = ()
     extra_environment: Mapping[str, str] = field(default_factory=dict)
@@ -62,6 +63,7 @@ def engine_specs(plan: FleetPlan, cores: list[int], sockets: Path) -> list[Engin
             max_model_len=plan.max_model_len,
             tool_call_parser=plan.tool_call_parser,
             chat_template=plan.chat_template,
+            cache_socket=plan.cache_socket,
             api_key=plan.api_key,
             extra_arguments=plan.extra_arguments,
             extra_environment=plan.extra_environment,

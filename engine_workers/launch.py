@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_workers.connector.connector_settings import transfer_config
 from engine_workers.end_with_parent import LAUNCHED_VARIABLE
 from engine_workers.engine_runtime import EngineRuntime
 from engine_workers.event_endpoints import EventEndpoints
@@ -42,6 +43,8 @@ class EngineSpec:
     """Longest sequence in tokens; None: the model's, or less if the KV cache holds less."""
     tool_call_parser: str | None = None
     chat_template: Path | None = None
+    cache_socket: Path | None = None
+    """Socket of the node's cache server; None: the engine has no tiers."""
     api_key: str | None = field(default=None, repr=False)
     extra_arguments: tuple[str, ...] = ()
     """vLLM flags that come last, so they win."""
@@ -95,6 +98,8 @@ def engine_command(spec: EngineSpec, environment: Mapping[str, str]) -> EngineCo
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", spec.tool_call_parser]
     if spec.chat_template is not None:
         arguments += ["--chat-template", str(spec.chat_template)]
+    if spec.cache_socket is not None:
+        arguments += ["--kv-transfer-config", transfer_config(spec.cache_socket)]
     arguments += spec.extra_arguments
     return EngineCommand(
         arguments=tuple(arguments),

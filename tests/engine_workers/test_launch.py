@@ -92,6 +92,17 @@ def test_a_tool_call_parser_turns_automatic_tool_choice_on() -> None:
     assert "--enable-auto-tool-choice" in engine_command(with_tools, {}).arguments
 
 
+def test_an_engine_beside_a_cache_server_gets_the_connector_and_recomputes_what_it_loses() -> None:
+    assert "--kv-transfer-config" not in engine_command(SPEC, {}).arguments
+    with_tiers = replace(SPEC, cache_socket=Path("/run/sockets/cache.sock"))
+    assert json.loads(value_of(with_tiers, "--kv-transfer-config")) == {
+        "kv_connector": "RadixgateConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"socket": "/run/sockets/cache.sock"},
+    }
+
+
 def test_extra_arguments_come_last_so_that_they_win() -> None:
     spec = replace(SPEC, chat_template=Path("/t.jinja"), extra_arguments=("--dtype", "float16"))
     assert engine_command(spec, {}).arguments[-2:] == ("--dtype", "float16")
