@@ -220,6 +220,21 @@ class AesSeal:
         return AESGCM(blake2b(salt, key=self._key, digest_size=_DIGEST_BYTES).digest())
 
 
+def open_record(
+    seal: Seal, name: BlockName, record: memoryview, payload: memoryview
+) -> BlockHeader:
+    """Check a whole record, leave its payload in `payload` and return its header.
+
+    Raises:
+        BlockCorruptError: It is not a record of this block under this seal.
+    """
+    length = seal.head_length(record)
+    if length > len(record):
+        raise BlockCorruptError("head cut short")
+    header = seal.open_head(record[:length], name)
+    return seal.open_body(header, name, record[length:], payload)
+
+
 def configured_seal(key_file: Path | None, *, encrypt: bool) -> Seal:
     """Return how this cluster's blocks lie on shared tiers.
 
