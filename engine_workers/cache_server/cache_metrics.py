@@ -65,6 +65,25 @@ class CacheMetrics:
             registry=self.registry,
         )
 
+        self.load_decisions = Counter(
+            "radixgate_cache_load_decisions",
+            "Lookups that tiers could serve, by how much of that was worth loading.",
+            ("result",),
+            registry=self.registry,
+        )
+        self.predicted_load_seconds = Counter(
+            "radixgate_cache_predicted_load_seconds",
+            "What loads from a tier were expected to take.",
+            ("tier",),
+            registry=self.registry,
+        )
+        self.actual_load_seconds = Counter(
+            "radixgate_cache_actual_load_seconds",
+            "What the same loads took.",
+            ("tier",),
+            registry=self.registry,
+        )
+
     def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read when it is asked for."""
         Gauge(name, help_text, registry=self.registry).set_function(read)

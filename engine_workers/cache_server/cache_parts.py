@@ -15,6 +15,7 @@ from engine_workers.cache_server.catalog import CachedBlock, Catalog
 from engine_workers.cache_server.engines import Engines
 from engine_workers.cache_server.eviction import S3Fifo
 from engine_workers.cache_server.leases import Leases
+from engine_workers.cache_server.load_planner import LoadPlanner
 from engine_workers.cache_server.lookup import Deadlines, Lookups
 from engine_workers.cache_server.saving import ARENA, Saver
 from engine_workers.cache_server.staging import Staging
@@ -39,6 +40,7 @@ class CacheParts:
     engines: Engines
     saver: Saver
     staging: Staging
+    planner: LoadPlanner
     lookups: Lookups
     writer: TierWriter
     pins: AdminPins
@@ -79,6 +81,7 @@ def build_parts(
     deadlines = Deadlines(settings.lookup_deadline_s, settings.stage_deadline_s)
     leases = Leases(catalog, settings.lease_ttl_s, clock)
     engines = Engines()
+    planner = LoadPlanner(metrics)
     metrics.watch("radixgate_cache_arena_bytes", "Size of the arena.", lambda: arena.num_bytes)
     metrics.watch(
         "radixgate_cache_arena_used_bytes", "Bytes of taken slots.", lambda: arena.slots.used_bytes
@@ -100,7 +103,8 @@ def build_parts(
         engines=engines,
         saver=Saver(catalog, metrics, saved, clock),
         staging=staging,
-        lookups=Lookups(catalog, staging, tiers, deadlines, metrics, clock),
+        planner=planner,
+        lookups=Lookups(catalog, staging, tiers, deadlines, planner, metrics, clock),
         writer=writer,
         pins=AdminPins(catalog, arena.num_bytes // _PINNED_SHARE),
         metrics=metrics,

@@ -14,6 +14,7 @@ from engine_workers.blocks.namespace import Fingerprint
 from engine_workers.cache_server.cache_parts import CacheParts
 from engine_workers.cache_server.catalog import CachedBlock
 from engine_workers.cache_server.frames import Outbox, read_frame
+from engine_workers.cache_server.load_planner import AskedPrefix
 from engine_workers.cache_server.write_ring import WriteRing
 from engine_workers.cache_wire import (
     Forget,
@@ -30,6 +31,8 @@ from engine_workers.cache_wire import (
 
 _MAX_LOOKUPS = 1024
 _MAX_HASH_BYTES = 64
+_MAX_TOKENS = 1 << 32
+_MAX_PREFILL_S = 86_400.0
 _decoder = msgspec.msgpack.Decoder(FromEngine)
 
 
@@ -51,6 +54,8 @@ class Peer:
 
     engine_id: str
     fingerprint: Fingerprint
+    block_size: int
+    """Tokens in a block."""
     block_bytes: int
     ring: WriteRing | None
     """None for a scheduler."""
@@ -129,6 +134,8 @@ class EngineConnection:
     def _start_lookup(self, tasks: asyncio.TaskGroup, lookup: Lookup) -> None:
         if not 0 <= lookup.num_local_blocks <= len(lookup.block_hashes):
             raise CacheWireError("num_local_blocks")
+        if not 0 <= lookup.num_prompt_tokens <= _MAX_TOKENS:
+            raise CacheWireError("num_prompt_tokens")
         names = self._peer.names(lookup.block_hashes[lookup.num_local_blocks :])
         if len(self._lookups) >= _MAX_LOOKUPS:
             self._answer(lookup, [])
@@ -141,7 +148,15 @@ class EngineConnection:
         def tell_waiting(wait_s: float) -> None:
             self._outbox.send(Staging(self._parts.boot_token, lookup.request_id, wait_s))
 
-        blocks = await self._parts.lookups.find(names, self._peer.block_bytes, tell_waiting)
+        num_full_tokens = len(lookup.block_hashes) * self._peer.block_size
+        asked = AskedPrefix(
+            self._peer.fingerprint,
+            self._peer.block_size,
+            self._peer.block_bytes,
+            lookup.num_local_blocks,
+            max(lookup.num_prompt_tokens, num_full_tokens),
+        )
+        blocks = await self._parts.lookups.find(asked, names, tell_waiting)
         self._answer(lookup, blocks)
 
     def _answer(self, lookup: Lookup, blocks: Sequence[CachedBlock]) -> None:
@@ -187,9 +202,12 @@ class EngineConnection:
         self._parts.writer.remove(names)
 
     def _note_prefill(self, report: PrefillReport) -> None:
-        numbers = (report.num_cached_tokens, report.num_computed_tokens, report.seconds)
-        if not all(0 <= number < float("inf") for number in numbers):
+        counts = (report.num_cached_tokens, report.num_computed_tokens)
+        if not all(0 <= count <= _MAX_TOKENS for count in counts):
             raise CacheWireError("prefill report")
+        if not 0 < report.seconds < _MAX_PREFILL_S:
+            raise CacheWireError("prefill report")
+        self._parts.planner.note_prefill(self._peer.fingerprint, *counts, report.seconds)
         tokens = self._parts.metrics.prefill_tokens
         tokens.labels("cached").inc(report.num_cached_tokens)
         tokens.labels("computed").inc(report.num_computed_tokens)

@@ -15,6 +15,7 @@ from engine_workers.cache_server.engine_process import EngineProcess
 class _Engine:
     namespace: Namespace
     processes: list[EngineProcess] = field(default_factory=list)
+    fingerprints: set[Fingerprint] = field(default_factory=set)
     num_connections: int = 0
 
 
@@ -55,6 +56,7 @@ class Engines:
         engine = self._engines.setdefault(engine_id, _Engine(namespace))
         process = EngineProcess(connection)
         engine.processes.append(process)
+        engine.fingerprints.add(namespace.fingerprint)
         engine.num_connections += 1
         return process
 
@@ -74,7 +76,9 @@ class Engines:
         for engine_id in [known for known in self._engines if self.is_gone(known)]:
             for process in self._engines.pop(engine_id).processes:
                 process.close()
-        alive = {engine.namespace.fingerprint for engine in self._engines.values()}
+        alive = {
+            fingerprint for engine in self._engines.values() for fingerprint in engine.fingerprints
+        }
         for engine in self._engines.values():
             _close_ended(engine)
         for fingerprint in self._block_bytes.keys() - alive:

@@ -11,6 +11,8 @@ from cache_router.errors import TierError
 from engine_workers.blocks.block_name import BlockName
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.catalog import CachedBlock, Catalog
+from engine_workers.cache_server.held_prefix import HeldPrefix
+from engine_workers.cache_server.load_planner import AskedPrefix, LoadPlanner
 from engine_workers.cache_server.saving import ARENA
 from engine_workers.cache_server.staging import Staging, Wanted
 from engine_workers.tiers.tier import Tier
@@ -26,47 +28,6 @@ class Deadlines:
     """For blocks to come from the tiers."""
 
 
-class HeldPrefix:
-    """Blocks of one lookup that are in the arena, pinned as they come.
-
-    Args:
-        catalog: Where they are.
-        names: The prefix that was asked for, beyond what the engine holds itself.
-    """
-
-    def __init__(self, catalog: Catalog, names: Sequence[BlockName]) -> None:
-        self._catalog = catalog
-        self._names = names
-        self._blocks: dict[int, CachedBlock] = {}
-        self._is_open = True
-
-    def hold(self, index: int) -> bool:
-        """Pin a block if it is there; say whether it is."""
-        if index in self._blocks:
-            return True
-        block = self._catalog.find(self._names[index])
-        if block is None or not self._is_open:
-            return False
-        self._catalog.pin(block)
-        self._blocks[index] = block
-        return True
-
-    def take(self) -> list[CachedBlock]:
-        """Give the longest prefix away, with its pins, and let go of the rest."""
-        taken: list[CachedBlock] = []
-        while (block := self._blocks.pop(len(taken), None)) is not None:
-            taken.append(block)
-        self.close()
-        return taken
-
-    def close(self) -> None:
-        """Let go of all that was not taken; nothing is held from now on."""
-        self._is_open = False
-        for block in self._blocks.values():
-            self._catalog.unpin(block)
-        self._blocks.clear()
-
-
 class Lookups:
     """Finds and stages prefixes.
 
@@ -75,6 +36,7 @@ class Lookups:
         staging: Brings those of the tiers.
         tiers: All tiers, the fastest first.
         deadlines: How long each step may take.
+        planner: Says what is worth loading.
         metrics: Counts hits and misses.
         clock: Seconds, monotonic.
     """
@@ -85,10 +47,12 @@ class Lookups:
         staging: Staging,
         tiers: Sequence[Tier],
         deadlines: Deadlines,
+        planner: LoadPlanner,
         metrics: CacheMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._catalog = catalog
+        self._planner = planner
         self._staging = staging
         self._tiers = tiers
         self._deadlines = deadlines
@@ -96,24 +60,25 @@ class Lookups:
         self._clock = clock
 
     async def find(
-        self, names: Sequence[BlockName], payload_bytes: int, waiting: Callable[[float], None]
+        self, asked: AskedPrefix, names: Sequence[BlockName], waiting: Callable[[float], None]
     ) -> list[CachedBlock]:
         """Return the longest prefix of `names` that is verified in the arena at the deadline.
 
         Args:
-            names: Parent first.
-            payload_bytes: Of each block.
+            asked: The prompt.
+            names: Its blocks beyond the engine's own, parent first.
             waiting: Called if blocks are on their way, with the seconds that they may take.
 
         Returns:
             Pinned blocks; whoever gets them unpins them.
         """
         started = self._clock()
-        held = HeldPrefix(self._catalog, names)
+        held = HeldPrefix(self._catalog, names, self._clock)
         try:
             missing = [index for index in range(len(names)) if not held.hold(index)]
             if missing and self._tiers:
-                wanted = await self._locate(names, missing, payload_bytes)
+                wanted = await self._locate(names, missing, asked.block_bytes)
+                wanted = self._worth_loading(asked, held, wanted, len(names))
                 if wanted:
                     waiting(self._deadlines.stage_s)
                     await self._stage(held, wanted)
@@ -165,7 +130,25 @@ class Lookups:
         )
         return answer
 
+    def _worth_loading(
+        self, asked: AskedPrefix, held: HeldPrefix, wanted: dict[int, Wanted], num_names: int
+    ) -> dict[int, Wanted]:
+        """Leave out what the engine computes as fast."""
+        if not wanted:
+            return wanted
+        sources: list[str] = []
+        for index in range(num_names):
+            if index in wanted:
+                sources.append(wanted[index].tiers[0].name)
+            elif held.hold(index):
+                sources.append(ARENA)
+            else:
+                break
+        cut = self._planner.num_worth_loading(asked, sources)
+        return {index: block for index, block in wanted.items() if index < cut}
+
     async def _stage(self, held: HeldPrefix, wanted: dict[int, Wanted]) -> None:
+        started = self._clock()
         tasks: list[asyncio.Task[None]] = []
         for index, block in wanted.items():
             task = self._staging.start(block)
@@ -176,6 +159,27 @@ class Lookups:
             tasks.append(task)
         if tasks:
             await asyncio.wait(tasks, timeout=self._deadlines.stage_s)
+            self._learn(held, wanted, started)
+
+    def _learn(self, held: HeldPrefix, wanted: dict[int, Wanted], started: float) -> None:
+        """Take in how long each tier took for its blocks, or took at least for those not there."""
+        num_bytes: dict[str, int] = {}
+        seconds: dict[str, float] = {}
+        now = self._clock()
+        for index, block in wanted.items():
+            arrived = held.arrival(index)
+            tier = block.tiers[0].name if arrived is None else arrived.source
+            if arrived is None and self._staging.is_running(block.name):
+                took = now - started
+            elif arrived is not None and arrived.time >= started:
+                took = arrived.time - started
+            else:
+                continue
+            num_bytes[tier] = num_bytes.get(tier, 0) + block.payload_bytes
+            seconds[tier] = max(seconds.get(tier, 0.0), took)
+        for tier, total in num_bytes.items():
+            if any(tier == known.name for known in self._tiers) and seconds[tier] > 0:
+                self._planner.note_load(tier, total, seconds[tier])
 
     def _count(
         self,

@@ -24,6 +24,7 @@ _FIRST_FRAME_S = 5.0
 _SWEEP_S = 1.0
 _OUTBOX_BYTES = 4 * 1024 * 1024
 _MAX_ENGINE_ID_CHARS = 256
+_MAX_BLOCK_SIZE = 1 << 20
 _first_decoder: msgspec.msgpack.Decoder[Hello | Question] = msgspec.msgpack.Decoder(
     Hello | Question
 )
@@ -121,7 +122,13 @@ class CacheServer:
             )
             descriptors = [parts.arena.fd] if ring is None else [parts.arena.fd, ring.fd]
             _send_with_descriptors(connection, frame_of(welcome), descriptors)
-            peer = Peer(hello.engine_id, hello.namespace.fingerprint, hello.block_bytes, ring)
+            peer = Peer(
+                hello.engine_id,
+                hello.namespace.fingerprint,
+                hello.namespace.block_size,
+                hello.block_bytes,
+                ring,
+            )
             await EngineConnection(parts, peer, reader, outbox).serve()
             process.hung_up()
         finally:
@@ -148,6 +155,8 @@ class CacheServer:
             return "the role is neither scheduler nor worker"
         if not 0 < len(hello.engine_id) <= _MAX_ENGINE_ID_CHARS:
             return "the engine id is empty or too long"
+        if not 0 < hello.namespace.block_size <= _MAX_BLOCK_SIZE:
+            return f"block_size is {hello.namespace.block_size}"
         segment_bytes = self._parts.arena.slots.segment_bytes
         if not 0 < hello.block_bytes <= segment_bytes:
             return (

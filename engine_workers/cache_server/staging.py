@@ -82,6 +82,10 @@ class Staging:
         """Blocks that are on their way."""
         return len(self._running)
 
+    def is_running(self, name: BlockName) -> bool:
+        """Whether a block is on its way."""
+        return name in self._running
+
     def start(self, wanted: Wanted) -> asyncio.Task[None] | None:
         """Start to bring a block, or join whoever does; None if too much is on its way already.
 

@@ -61,7 +61,7 @@ async def test_the_engine_is_told_when_blocks_are_on_their_way(
 ) -> None:
     async with serve(filled(ssd, 1), stage_deadline_s=7) as running:
         client = await running.client()
-        await client.send(Lookup("r", hashes(1), 0, 4))
+        await client.send(Lookup("r", hashes(1), 0, 128))
         assert (await client.receive(Staging)).wait_s == 7
         assert (await client.receive(Staged)).num_blocks == 1
 
@@ -169,7 +169,7 @@ async def test_a_lookup_ends_with_its_connection_and_holds_nothing(
     ssd.loads.clear()
     async with serve(filled(ssd, 1, 2)) as running:
         client = await running.client()
-        await client.send(Lookup("r", hashes(2), 0, 8))
+        await client.send(Lookup("r", hashes(2), 0, 256))
         await until(lambda: ssd.num_running_loads == 2)
         client.close()
         await until(lambda: running.server.num_connections == 0)

@@ -36,7 +36,7 @@ from engine_workers.cache_wire import (
 )
 
 BLOCK_BYTES = 10_000
-BLOCK_SIZE = 4
+BLOCK_SIZE = 128
 MessageT = TypeVar("MessageT")
 
 
