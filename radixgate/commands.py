@@ -16,6 +16,7 @@ from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
 from engine_workers.workspace import Workspace
 from radixgate import __version__
+from radixgate.cache_commands import app as cache_app
 from radixgate.load_settings import configure_logging, load_settings
 
 _GIB = 1024**3
@@ -30,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cache_app)
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]
 Port = Annotated[
@@ -217,8 +219,8 @@ def cache_server(
       radixgate cache-server
       radixgate cache-server --tiers ram --arena-gib 32
     """  # noqa: D301 - click keeps the lines of a paragraph that starts with this character
-    from engine_workers.cache_server.run import cache_socket as socket_of
     from engine_workers.cache_server.run import run_cache_server
+    from engine_workers.cache_server.server_socket import cache_socket as socket_of
 
     settings = load_settings(
         cache_socket=cache_socket,

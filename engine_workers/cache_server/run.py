@@ -7,7 +7,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
@@ -16,16 +15,11 @@ from engine_workers.cache_server.cache_parts import build_parts
 from engine_workers.cache_server.configured_tiers import opened_tiers
 from engine_workers.cache_server.metrics_page import metrics_page
 from engine_workers.cache_server.server import CacheServer
-from engine_workers.cache_server.server_socket import listening_socket
+from engine_workers.cache_server.server_socket import cache_socket, listening_socket
 from engine_workers.workspace import Workspace
 
 _DRAIN_S = 5.0
 """What was saved gets these seconds to reach the tiers; the rest is computed again some day."""
-
-
-def cache_socket(settings: Settings, workspace: Workspace) -> Path:
-    """Return where the node's cache server listens."""
-    return settings.cache_socket or workspace.sockets / "cache.sock"
 
 
 async def run_cache_server(

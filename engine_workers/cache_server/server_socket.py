@@ -11,11 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cache_router.errors import ConfigurationError
+from cache_router.settings import Settings
+from engine_workers.workspace import Workspace
 
 _SETTING = "RADIXGATE_CACHE_SOCKET"
 _MAX_PATH_BYTES = 107
 """What the kernel takes in an address."""
 _BACKLOG = 128
+
+
+def cache_socket(settings: Settings, workspace: Workspace) -> Path:
+    """Return where the node's cache server listens."""
+    return settings.cache_socket or workspace.sockets / "cache.sock"
 
 
 @contextlib.contextmanager
