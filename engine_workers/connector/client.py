@@ -109,6 +109,8 @@ class CacheServerClient:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the connection; after `timeout_s` without waiting for the thread any longer."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         self._wake()
         if self._thread.ident is not None:

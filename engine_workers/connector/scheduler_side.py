@@ -65,6 +65,12 @@ class SchedulerSide:
         self._agreement = RankAgreement(len(channels))
         self._timing = PrefillTiming(clock)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether every rank's server is there."""
+        self._take_in()
+        return self._lookups.is_connected
+
     def on_new_request(self, request: EngineRequest) -> None:
         """Ask for the request's prefix, as early as it is known."""
         self._take_in()

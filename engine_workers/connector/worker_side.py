@@ -30,6 +30,12 @@ class WorkerSide:
         self._reader = ArenaReader(channel, layout, rank)
         self._writer = RingWriter(channel, layout)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a server is there."""
+        self._take_in()
+        return self._session is not None
+
     def start_loads(self, jobs: Sequence[LoadJob]) -> None:
         """Hand loads to the copy thread, and return at once."""
         self._take_in()

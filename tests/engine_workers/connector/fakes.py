@@ -58,9 +58,9 @@ class FakeChannel:
         self._events: list[ChannelEvent] = []
         self.connect()
 
-    def connect(self) -> None:
+    def connect(self, session: Session | None = None) -> None:
         self.is_open = True
-        self._events.append(Connected(empty_session(), NAMESPACE.fingerprint))
+        self._events.append(Connected(session or empty_session(), NAMESPACE.fingerprint))
 
     def lose(self) -> None:
         self.is_open = False
