@@ -8,15 +8,18 @@ from collections.abc import AsyncIterator, Sequence
 from cache_router.errors import ConfigurationError, TierError
 from cache_router.settings import Settings
 from engine_workers.blocks.block_name import BlockName
+from engine_workers.blocks.sealing import Seal, configured_seal
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.eviction import S3Fifo
 from engine_workers.cache_server.saving import ARENA
+from engine_workers.tiers.redis import RedisTier
+from engine_workers.tiers.redis_client import RedisOptions, configured_url
 from engine_workers.tiers.ssd import SsdOptions, SsdTier
 from engine_workers.tiers.tier import Tier
 from engine_workers.workspace import Workspace
 
 _SETTING = "RADIXGATE_TIERS"
-_KNOWN = ("ssd",)
+_KNOWN = ("ssd", "redis")
 
 
 def tier_names(settings: Settings) -> list[str]:
@@ -52,8 +55,11 @@ async def opened_tiers(
     async with contextlib.AsyncExitStack() as stack:
         tiers: list[Tier] = []
         for name in tier_names(settings):
-            assert name == "ssd", "known names are checked"
-            tier = await _open_ssd(settings, workspace, metrics)
+            tier: Tier
+            if name == "ssd":
+                tier = await _open_ssd(settings, workspace, metrics)
+            else:
+                tier = _redis(settings)
             stack.push_async_callback(tier.close)
             tiers.append(tier)
         yield tiers
@@ -70,3 +76,18 @@ async def _open_ssd(settings: Settings, workspace: Workspace, metrics: CacheMetr
         return await SsdTier.open(options, S3Fifo(settings.ssd_capacity_bytes), evicted)
     except TierError as error:
         raise ConfigurationError("RADIXGATE_SSD_FOLDER", f"{folder}: {error.problem}") from error
+
+
+def _redis(settings: Settings) -> Tier:
+    options = RedisOptions(
+        configured_url(settings.redis_url, settings.redis_url_file),
+        settings.redis_cluster,
+        settings.redis_ttl_s,
+        settings.redis_timeout_s,
+        settings.redis_connections,
+    )
+    return RedisTier(options, _seal(settings))
+
+
+def _seal(settings: Settings) -> Seal:
+    return configured_seal(settings.tier_key_file, encrypt=settings.tier_encrypt)
