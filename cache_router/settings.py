@@ -157,6 +157,8 @@ class Settings(BaseSettings):
     """Unix socket of the node's cache server; default: `.radixgate/sockets/cache.sock`."""
     arena_bytes: PositiveInt = 4 * 1024**3
     """Bytes of shared memory for blocks; taken from the system only as they fill."""
+    tenant_quota_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Part of the arena that one tenant's blocks may hold: those of one model and cache salt."""
     write_ring_bytes: PositiveInt = 128 * 1024**2
     """Bytes of shared memory through which one engine's worker hands over blocks, at most."""
     lookup_deadline_s: PositiveFloat = 0.03

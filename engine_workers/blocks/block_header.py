@@ -57,6 +57,13 @@ class BlockHeader:
     mac: bytes | None = None
     """Keyed digest over header and payload, on shared tiers that are configured with a key."""
 
+    @property
+    def parent_name(self) -> BlockName | None:
+        """Name of the block before it in its prefix."""
+        if self.parent_hash is None:
+            return None
+        return BlockName(self.name.namespace, self.parent_hash)
+
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     namespace: bytes

@@ -19,6 +19,7 @@ from engine_workers.cache_server.load_planner import LoadPlanner
 from engine_workers.cache_server.lookup import Deadlines, Lookups
 from engine_workers.cache_server.saving import ARENA, Saver
 from engine_workers.cache_server.staging import Staging
+from engine_workers.cache_server.tenant_quota import TenantQuota
 from engine_workers.cache_server.tier_writer import TierWriter
 from engine_workers.tiers.tier import Tier
 
@@ -66,7 +67,8 @@ def build_parts(
     def evicted(_: CachedBlock) -> None:
         metrics.evictions.labels(ARENA).inc()
 
-    catalog = Catalog(arena, S3Fifo[BlockName](arena.num_bytes), evicted)
+    quota = TenantQuota(int(arena.num_bytes * settings.tenant_quota_share))
+    catalog = Catalog(arena, S3Fifo[BlockName](arena.num_bytes), quota, evicted)
     writer = TierWriter(tiers, catalog, metrics, arena.num_bytes // _QUEUE_SHARE, clock)
 
     def saved(block: CachedBlock) -> None:

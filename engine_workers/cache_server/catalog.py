@@ -18,6 +18,7 @@ from engine_workers.blocks.block_name import BlockName
 from engine_workers.cache_server.arena import Arena
 from engine_workers.cache_server.eviction import EvictionPolicy
 from engine_workers.cache_server.slots import Slot, slot_bytes_for
+from engine_workers.cache_server.tenant_quota import TenantQuota
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,7 @@ class Catalog:
     Args:
         arena: Where they lie.
         policy: Who gives way, sized by the arena.
+        quota: What one tenant may hold of it.
         evicted: Called with each block that gave way.
     """
 
@@ -53,10 +55,12 @@ class Catalog:
         self,
         arena: Arena,
         policy: EvictionPolicy[BlockName],
+        quota: TenantQuota,
         evicted: Callable[[CachedBlock], None],
     ) -> None:
         self._arena = arena
         self._policy = policy
+        self._quota = quota
         self._evicted = evicted
         self._blocks: dict[BlockName, CachedBlock] = {}
         self._by_offset: dict[int, CachedBlock] = {}
@@ -76,6 +80,7 @@ class Catalog:
     def touch(self, name: BlockName) -> None:
         """Note that a block was asked for and found."""
         self._policy.touch(name)
+        self._quota.touch(name)
 
     def reserve(self, name: BlockName, payload_bytes: int) -> CachedBlock | None:
         """Make room for a block; the handle comes pinned, and nobody else finds it.
@@ -100,19 +105,27 @@ class Catalog:
         """Let a reserved block be found: its payload is complete and verified. It stays pinned.
 
         Returns:
-            False if it is there already, or too much is pinned; its memory then goes with its pins.
+            False if it is there already, or too much is pinned of the arena or of its tenant's
+            part; its memory then goes with its pins.
         """
         assert not block.is_listed, "published twice"
         name = block.name
         if name in self._blocks:
             return False
         share_bytes = self._arena.slots.share_bytes(block.slot.num_bytes)
-        victims = self._policy.insert(name, share_bytes, _parent_of(header))
-        is_taken_in = name not in victims
+        over_quota = self._quota.add(header, share_bytes)
+        for victim in over_quota:
+            if victim != name:
+                self._policy.remove(victim)
+                self._evict(victim)
+        if name in over_quota:
+            return False
+        victims = self._policy.insert(name, share_bytes, header.parent_name)
         for victim in victims:
             if victim != name:
                 self._evict(victim)
-        if not is_taken_in:
+        if name in victims:
+            self._quota.remove(name)
             return False
         block.header = header
         block.source = source
@@ -120,6 +133,7 @@ class Catalog:
         self._blocks[name] = block
         for _ in range(block.num_pins):
             self._policy.pin(name)
+            self._quota.pin(name)
         return True
 
     def pin(self, block: CachedBlock) -> None:
@@ -127,6 +141,7 @@ class Catalog:
         block.num_pins += 1
         if block.is_listed:
             self._policy.pin(block.name)
+            self._quota.pin(block.name)
 
     def unpin(self, block: CachedBlock) -> None:
         """Undo one `pin`; the last one frees the memory of a block that was dropped."""
@@ -134,6 +149,7 @@ class Catalog:
         assert block.num_pins >= 0, "unpinned more often than pinned"
         if block.is_listed:
             self._policy.unpin(block.name)
+            self._quota.unpin(block.name)
         elif block.num_pins == 0:
             self._free(block)
 
@@ -157,6 +173,7 @@ class Catalog:
 
     def _unlist(self, block: CachedBlock) -> None:
         del self._blocks[block.name]
+        self._quota.remove(block.name)
         block.is_listed = False
         if block.num_pins == 0:
             self._free(block)
@@ -184,9 +201,3 @@ class Catalog:
                     self._evict(block.name)
                 return slots.take(slot_bytes)
         return None
-
-
-def _parent_of(header: BlockHeader) -> BlockName | None:
-    if header.parent_hash is None:
-        return None
-    return BlockName(header.name.namespace, header.parent_hash)

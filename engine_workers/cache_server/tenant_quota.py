@@ -1,24 +1,16 @@
-"""How much of a tier one tenant may hold: beyond that its own oldest blocks give way, no others."""
+"""How much of a tier one tenant may hold: beyond that its own blocks give way, and no others."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import NewType
 
 from engine_workers.blocks.block_header import BlockHeader
 from engine_workers.blocks.block_name import BlockName
+from engine_workers.cache_server.eviction import S3Fifo
 
 Tenant = NewType("Tenant", bytes)
 """16 bytes that stand for a namespace and a cache salt; the salt cannot be told from them."""
-
-
-@dataclass(slots=True)
-class _Holding:
-    num_bytes: int = 0
-    sizes: OrderedDict[BlockName, int] = field(default_factory=OrderedDict)
-    """Bytes of each block, the one longest unused first."""
 
 
 class TenantQuota:
@@ -33,7 +25,7 @@ class TenantQuota:
 
     def __init__(self, quota_bytes: int) -> None:
         self._quota_bytes = quota_bytes
-        self._holdings: dict[Tenant, _Holding] = {}
+        self._holdings: dict[Tenant, S3Fifo[BlockName]] = {}
         self._owners: dict[BlockName, Tenant] = {}
 
     def tenant_of(self, header: BlockHeader) -> Tenant:
@@ -47,47 +39,53 @@ class TenantQuota:
     def used_bytes(self, tenant: Tenant) -> int:
         """What a tenant holds."""
         holding = self._holdings.get(tenant)
-        return holding.num_bytes if holding else 0
-
-    def fits(self, size_bytes: int) -> bool:
-        """Whether a block of this size can be within the quota at all."""
-        return size_bytes <= self._quota_bytes
+        return holding.used_bytes if holding else 0
 
     def add(self, header: BlockHeader, size_bytes: int) -> list[BlockName]:
-        """Count a block that is being stored and that `fits`.
+        """Count a block that is about to be stored and is not counted yet.
 
         Returns:
-            The tenant's blocks that have to be removed for it; they are no longer counted.
+            The tenant's blocks that have to be removed for it; they are no longer counted. If it
+            has no place in the quota itself, it is the last of them.
         """
-        if header.name in self._owners:
-            return []
+        name = header.name
         tenant = self.tenant_of(header)
-        holding = self._holdings.setdefault(tenant, _Holding())
-        gone: list[BlockName] = []
-        while holding.sizes and holding.num_bytes + size_bytes > self._quota_bytes:
-            name, freed_bytes = holding.sizes.popitem(last=False)
-            holding.num_bytes -= freed_bytes
-            del self._owners[name]
-            gone.append(name)
-        holding.sizes[header.name] = size_bytes
-        holding.num_bytes += size_bytes
-        self._owners[header.name] = tenant
+        holding = self._holdings.get(tenant)
+        if holding is None:
+            holding = self._holdings[tenant] = S3Fifo(self._quota_bytes)
+        self._owners[name] = tenant
+        gone = holding.insert(name, size_bytes, header.parent_name)
+        for other in gone:
+            del self._owners[other]
+        self._drop_if_empty(tenant)
         return gone
 
-    def touch(self, name: BlockName) -> None:
-        """Note a use. Touch a prefix from its end, so that its first blocks are the last to go."""
+    def pin(self, name: BlockName) -> None:
+        """Keep a block that is counted from being chosen until it is unpinned as often."""
+        self._holdings[self._owners[name]].pin(name)
+
+    def unpin(self, name: BlockName) -> None:
+        """Undo one `pin`; unknown names are ignored."""
         tenant = self._owners.get(name)
         if tenant is not None:
-            self._holdings[tenant].sizes.move_to_end(name)
+            self._holdings[tenant].unpin(name)
+
+    def touch(self, name: BlockName) -> None:
+        """Note a use; unknown names are ignored."""
+        tenant = self._owners.get(name)
+        if tenant is not None:
+            self._holdings[tenant].touch(name)
 
     def remove(self, name: BlockName) -> None:
         """Count a block no longer, whoever removed it; unknown names are ignored."""
         tenant = self._owners.pop(name, None)
         if tenant is None:
             return
-        holding = self._holdings[tenant]
-        holding.num_bytes -= holding.sizes.pop(name)
-        if not holding.sizes:
+        self._holdings[tenant].remove(name)
+        self._drop_if_empty(tenant)
+
+    def _drop_if_empty(self, tenant: Tenant) -> None:
+        if len(self._holdings[tenant]) == 0:
             del self._holdings[tenant]
 
 

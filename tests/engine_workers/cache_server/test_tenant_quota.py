@@ -2,53 +2,72 @@ from __future__ import annotations
 
 import random
 
+from engine_workers.blocks.block_header import BlockHeader
 from engine_workers.blocks.namespace import Fingerprint
 from engine_workers.cache_server.tenant_quota import TenantQuota
 from tests.engine_workers.cache_server.block_names import header_of, name_of
 
 
-def test_a_tenant_over_its_quota_loses_its_own_oldest_blocks_and_nobody_elses() -> None:
-    quota = TenantQuota(quota_bytes=3)
+def red(number: int, parent: int | None = None) -> BlockHeader:
+    return header_of(number, parent, extra_keys=("red",) if parent is None else ())
+
+
+def test_a_tenant_over_its_quota_loses_its_own_unused_blocks_and_nobody_elses() -> None:
+    quota = TenantQuota(quota_bytes=10)
     others = header_of(100, extra_keys=("blue",))
-    assert quota.add(others, 3) == []
-    for number in range(3):
-        assert quota.add(header_of(number, extra_keys=("red",)), 1) == []
+    assert quota.add(others, 10) == []
+    for number in range(10):
+        assert quota.add(red(number), 1) == []
     quota.touch(name_of(0))
-    assert quota.add(header_of(3, extra_keys=("red",)), 1) == [name_of(1)]
-    assert quota.used_bytes(quota.tenant_of(others)) == 3
+    assert quota.add(red(10), 1) == [name_of(1)]
+    assert quota.used_bytes(quota.tenant_of(others)) == 10
+
+
+def test_a_tenants_prefixes_shrink_from_their_ends() -> None:
+    quota = TenantQuota(quota_bytes=3)
+    quota.add(red(0), 1)
+    quota.add(red(1, parent=0), 1)
+    quota.add(red(2, parent=1), 1)
+    assert quota.add(red(3), 2) == [name_of(2), name_of(1)]
+
+
+def test_what_is_pinned_keeps_its_place_and_what_finds_none_is_refused() -> None:
+    quota = TenantQuota(quota_bytes=2)
+    for number in (0, 1):
+        quota.add(red(number), 1)
+        quota.pin(name_of(number))
+    assert quota.add(red(2), 1) == [name_of(2)]
+    assert quota.add(red(3), 3) == [name_of(3)]
+    quota.unpin(name_of(0))
+    assert quota.add(red(2), 1) == [name_of(0)]
+    assert quota.used_bytes(quota.tenant_of(red(0))) == 2
 
 
 def test_a_block_belongs_to_the_tenant_of_its_parent() -> None:
     quota = TenantQuota(quota_bytes=100)
-    red = quota.tenant_of(header_of(0, extra_keys=("red",)))
-    quota.add(header_of(0, extra_keys=("red",)), 1)
+    quota.add(red(0), 1)
     quota.add(header_of(1, parent=0), 1)
     quota.add(header_of(2, parent=1), 1)
-    assert quota.used_bytes(red) == 3
+    assert quota.used_bytes(quota.tenant_of(red(0))) == 3
 
 
 def test_tenants_are_told_apart_by_namespace_and_salt_and_by_nothing_else() -> None:
     quota = TenantQuota(quota_bytes=1)
-    red = quota.tenant_of(header_of(0, extra_keys=("red",)))
+    tenant = quota.tenant_of(red(0))
     with_adapter = header_of(1, extra_keys=("sql", "red"), lora_name="sql")
     with_image = header_of(2, extra_keys=(("image", 3), "red"))
-    assert quota.tenant_of(with_adapter) == red
-    assert quota.tenant_of(with_image) == red
+    assert quota.tenant_of(with_adapter) == tenant
+    assert quota.tenant_of(with_image) == tenant
     unsalted = quota.tenant_of(header_of(3))
-    assert unsalted != red
+    assert unsalted != tenant
     assert quota.tenant_of(header_of(4, extra_keys=("sql",), lora_name="sql")) == unsalted
     elsewhere = header_of(0, extra_keys=("red",), namespace=Fingerprint(b"m" * 16))
-    assert quota.tenant_of(elsewhere) != red
+    assert quota.tenant_of(elsewhere) != tenant
 
 
 def test_a_block_without_a_known_parent_counts_for_its_namespace() -> None:
     quota = TenantQuota(quota_bytes=10)
     assert quota.tenant_of(header_of(5, parent=4)) == quota.tenant_of(header_of(0))
-
-
-def test_a_block_larger_than_the_quota_does_not_fit() -> None:
-    assert not TenantQuota(quota_bytes=9).fits(10)
-    assert TenantQuota(quota_bytes=9).fits(9)
 
 
 def test_half_a_surrogate_pair_is_a_salt_like_any_other() -> None:
