@@ -10,6 +10,7 @@ from cache_router.kv_event_follower import FollowerStats
 from cache_router.settings import Settings
 from cache_router.types import Trust, WorkerId
 from cache_router.worker_registry import EventEndpoint, ServedModel, WorkerRegistry
+from gateway.cache_server_watch import CacheServerWatch, cache_source_id
 from gateway.upstream_client import Origin, UpstreamClient
 from gateway.worker_probe import WorkerProbe
 from gateway.worker_spec import WorkerSpec
@@ -51,10 +52,16 @@ class Discovery:
             )
             for spec in specs
         ]
+        cache_urls = dict.fromkeys(spec.cache_url for spec in specs if spec.cache_url is not None)
+        self._cache_watches = [
+            CacheServerWatch(url, registry, client, settings, make_follower) for url in cache_urls
+        ]
 
     async def run(self) -> None:
         """Watch until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            for cache_watch in self._cache_watches:
+                tasks.create_task(cache_watch.run(tasks), name=f"watch:{cache_watch.url}")
             for watch in self._watches:
                 tasks.create_task(watch.run(tasks), name=f"watch:{watch.spec.url}")
 
@@ -79,6 +86,12 @@ class Discovery:
             watch.spec.url: watch.problem for watch in self._watches if watch.problem is not None
         }
 
+    def cache_problems(self) -> dict[str, str]:
+        """Why a configured cache server is not usable, by URL; for `/health`."""
+        return {
+            watch.url: watch.problem for watch in self._cache_watches if watch.problem is not None
+        }
+
     def target(self, worker_id: WorkerId) -> Target:
         """Where to send a request for a worker that the registry knows."""
         return self._targets[worker_id]
@@ -95,11 +108,12 @@ class Discovery:
 
     def event_stats(self) -> dict[WorkerId, FollowerStats]:
         """Counters of every event stream that is followed."""
-        return {
-            worker_id: stats
-            for watch in self._watches
-            for worker_id, stats in watch.event_stats().items()
-        }
+        stats: dict[WorkerId, FollowerStats] = {}
+        for watch in self._watches:
+            stats |= watch.event_stats()
+        for cache_watch in self._cache_watches:
+            stats |= cache_watch.event_stats()
+        return stats
 
     # --- for the watches ---
 
@@ -114,6 +128,10 @@ class Discovery:
     ) -> None:
         """Write a worker that is up."""
         self._targets[worker_id] = Target(spec.origin, dp_rank)
+        base = next((model.name for model in models if model.parent is None), None)
+        cache_source = None
+        if spec.cache_url is not None and base is not None:
+            cache_source = cache_source_id(spec.cache_url, base)
         self._registry.update(
             worker_id,
             url=spec.url,
@@ -121,6 +139,7 @@ class Discovery:
             dp_rank=dp_rank,
             epoch=epoch,
             event_endpoint=endpoint,
+            cache_source=cache_source,
         )
         self._registry.set_ready(worker_id, True, "up")
 

@@ -32,6 +32,17 @@ def health_report(services: Services) -> dict[str, Any]:
         "tokenizers": {
             model: asdict(state) for model, state in services.tokenizer.states().items()
         },
+        "cache_servers": [
+            {
+                "url": source.url,
+                "model": source.model,
+                "trust": source.trust,
+                "trust_reason": source.trust_reason,
+                "indexed_blocks": services.index.num_blocks(source.source_id),
+            }
+            for source in services.registry.cache_sources()
+        ],
+        "unusable_cache_servers": services.discovery.cache_problems(),
         "index": {"blocks": sum(services.index.num_blocks(w.worker_id) for w in workers)},
     }
 

@@ -11,7 +11,10 @@ from gateway.upstream_client import Origin
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One worker as configured: `URL[,model=NAME][,max-model-len=N][,events=E[,replay=R]]`."""
+    """One worker as configured.
+
+    `URL[,model=NAME][,max-model-len=N][,events=E[,replay=R]][,cache=URL]`.
+    """
 
     url: str
     origin: Origin
@@ -19,6 +22,8 @@ class WorkerSpec:
     """Given instead of asking /v1/models."""
     events: EventEndpoint | None = None
     """Given instead of asking /kv_event_sources."""
+    cache_url: str | None = None
+    """Its node's cache server."""
 
     @classmethod
     def parse(cls, text: str) -> WorkerSpec:
@@ -33,14 +38,18 @@ class WorkerSpec:
         given: dict[str, str] = {}
         for part in parts:
             name, _, value = part.partition("=")
-            if name not in ("model", "max-model-len", "events", "replay") or not value:
+            if name not in ("model", "max-model-len", "events", "replay", "cache") or not value:
                 raise ConfigurationError(
                     "--worker",
                     f"{part!r} is not known; a URL may be followed by model=NAME, "
-                    "max-model-len=N, events=ENDPOINT, replay=ENDPOINT",
+                    "max-model-len=N, events=ENDPOINT, replay=ENDPOINT, cache=URL",
                 )
             given[name] = value
-        return cls(url, origin, _given_model(given), _given_events(given))
+        cache_url = given.get("cache")
+        if cache_url is not None:
+            cache_url = cache_url.rstrip("/")
+            Origin.parse(cache_url)
+        return cls(url, origin, _given_model(given), _given_events(given), cache_url)
 
 
 def _given_model(given: dict[str, str]) -> ServedModel | None:

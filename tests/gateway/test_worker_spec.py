@@ -12,6 +12,10 @@ def test_a_url_is_enough() -> None:
     assert (spec.url, spec.model, spec.events) == ("http://h:8000", None, None)
 
 
+def test_a_nodes_cache_server_is_named_beside_its_worker() -> None:
+    assert WorkerSpec.parse("http://h:8000,cache=http://h:9400/").cache_url == "http://h:9400"
+
+
 def test_what_is_given_is_not_discovered() -> None:
     spec = WorkerSpec.parse(
         "http://h:8000,model=org/m,max-model-len=4096,events=tcp://h:5557,replay=tcp://h:5558"
@@ -31,6 +35,8 @@ def test_what_is_given_is_not_discovered() -> None:
         "http://h,model=m,max-model-len=many",
         "http://h,model=m,max-model-len=0",
         "http://h,replay=tcp://h:1",
+        "http://h,cache=h:1",
+        "http://h,cache=ftp://h",
         "http://h,events=h:1",
         "http://h,events=http://h:1",
         ",model=m",
