@@ -159,6 +159,10 @@ class Settings(BaseSettings):
     """Bytes of shared memory for blocks; taken from the system only as they fill."""
     tenant_quota_share: float = Field(default=1.0, gt=0.0, le=1.0)
     """Part of the arena that one tenant's blocks may hold: those of one model and cache salt."""
+    ssd_write_bytes_per_s: PositiveInt = 512 * 1024**2
+    """Bytes a second that may be written to the SSD on average; what is worth least is left out."""
+    shared_write_bytes_per_s: PositiveInt = 256 * 1024**2
+    """The same for each of Redis and S3."""
     write_ring_bytes: PositiveInt = 128 * 1024**2
     """Bytes of shared memory through which one engine's worker hands over blocks, at most."""
     lookup_deadline_s: PositiveFloat = 0.03

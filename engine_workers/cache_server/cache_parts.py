@@ -19,6 +19,7 @@ from engine_workers.cache_server.load_planner import LoadPlanner
 from engine_workers.cache_server.lookup import Deadlines, Lookups
 from engine_workers.cache_server.saving import ARENA, Saver
 from engine_workers.cache_server.staging import Staging
+from engine_workers.cache_server.store_choice import StoreChoice, WriteLimits
 from engine_workers.cache_server.tenant_quota import TenantQuota
 from engine_workers.cache_server.tier_writer import TierWriter
 from engine_workers.tiers.tier import Tier
@@ -42,6 +43,7 @@ class CacheParts:
     saver: Saver
     staging: Staging
     planner: LoadPlanner
+    choice: StoreChoice
     lookups: Lookups
     writer: TierWriter
     pins: AdminPins
@@ -69,21 +71,33 @@ def build_parts(
 
     quota = TenantQuota(int(arena.num_bytes * settings.tenant_quota_share))
     catalog = Catalog(arena, S3Fifo[BlockName](arena.num_bytes), quota, evicted)
-    writer = TierWriter(tiers, catalog, metrics, arena.num_bytes // _QUEUE_SHARE, clock)
+    max_waiting_bytes = arena.num_bytes // _QUEUE_SHARE
+    writer = TierWriter(tiers, catalog, metrics, max_waiting_bytes, clock)
+
+    planner = LoadPlanner(metrics)
+    limits = WriteLimits(
+        local_bytes_per_s=settings.ssd_write_bytes_per_s,
+        shared_bytes_per_s=settings.shared_write_bytes_per_s,
+        max_waiting_bytes=max_waiting_bytes,
+    )
+    choice = StoreChoice(tiers, planner, metrics, limits, writer.waiting_bytes, clock)
 
     def saved(block: CachedBlock) -> None:
-        writer.offer(block, tiers)
+        writer.offer(block, choice.tiers_for(block, tiers))
+
+    def used(block: CachedBlock) -> None:
+        writer.offer(block, choice.tiers_on_use(block))
 
     def loaded(block: CachedBlock, source: Tier) -> None:
         # What came from far is kept nearby too: the arena may soon need its place.
         nearer = tiers[: tiers.index(source)]
-        writer.offer(block, [tier for tier in nearer if not tier.is_shared])
+        local = [tier for tier in nearer if not tier.is_shared]
+        writer.offer(block, choice.tiers_for(block, local))
 
     staging = Staging(catalog, metrics, loaded, clock)
     deadlines = Deadlines(settings.lookup_deadline_s, settings.stage_deadline_s)
     leases = Leases(catalog, settings.lease_ttl_s, clock)
     engines = Engines()
-    planner = LoadPlanner(metrics)
     metrics.watch("radixgate_cache_arena_bytes", "Size of the arena.", lambda: arena.num_bytes)
     metrics.watch(
         "radixgate_cache_arena_used_bytes", "Bytes of taken slots.", lambda: arena.slots.used_bytes
@@ -106,7 +120,8 @@ def build_parts(
         saver=Saver(catalog, metrics, saved, clock),
         staging=staging,
         planner=planner,
-        lookups=Lookups(catalog, staging, tiers, deadlines, planner, metrics, clock),
+        choice=choice,
+        lookups=Lookups(catalog, staging, tiers, deadlines, planner, metrics, used, clock),
         writer=writer,
         pins=AdminPins(catalog, arena.num_bytes // _PINNED_SHARE),
         metrics=metrics,

@@ -136,7 +136,9 @@ class EngineConnection:
             raise CacheWireError("num_local_blocks")
         if not 0 <= lookup.num_prompt_tokens <= _MAX_TOKENS:
             raise CacheWireError("num_prompt_tokens")
-        names = self._peer.names(lookup.block_hashes[lookup.num_local_blocks :])
+        all_names = self._peer.names(lookup.block_hashes)
+        self._parts.choice.look_up(all_names, self._peer.block_bytes)
+        names = all_names[lookup.num_local_blocks :]
         if len(self._lookups) >= _MAX_LOOKUPS:
             self._answer(lookup, [])
             return

@@ -6,12 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cache_router.cost import Prefix, Rates, TierRun, plan_load, typical_rate
+from cache_router.cost import (
+    ARENA,
+    PrefillRate,
+    Prefix,
+    Rates,
+    TierRun,
+    plan_load,
+    typical_rate,
+)
 from cache_router.learned_rates import LearnedPrefill, LearnedTransfer
 from engine_workers.blocks.namespace import Fingerprint
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 
 _MAX_NAMESPACES = 64
+_TYPICAL_DEPTH_TOKENS = 4096
+"""Where in its prompt a stored block is taken to be: it does not know."""
 _PROBE_EVERY = 32
 """A tier that is not loaded from is not measured either: once in so many times it is, all the same,
 so that one that has become faster is noticed."""
@@ -69,6 +79,23 @@ class LoadPlanner:
         self._metrics.actual_load_seconds.labels(tier).inc(seconds)
         self._transfer[tier] = learned.learn(num_bytes, seconds)
 
+    def saved_seconds(
+        self, namespace: Fingerprint, tier: str, num_tokens: int, num_bytes: int
+    ) -> float:
+        """Say what one more block of a load from a tier saves; negative if computing is faster.
+
+        Until an engine has reported, nothing is taken off for the load: a first guess of its speed
+        is no reason to forgo a block.
+        """
+        learned = self._prefill.get(namespace)
+        if learned is None:
+            return PrefillRate().seconds(0, num_tokens)
+        prefill = learned.rate
+        compute_s = prefill.seconds(_TYPICAL_DEPTH_TOKENS, num_tokens) - prefill.fixed_s
+        rates = self.rates(namespace)
+        per_byte_s = rates.of_tier(tier).per_byte_s + rates.of_tier(ARENA).per_byte_s
+        return compute_s - per_byte_s * num_bytes
+
     def num_worth_loading(self, asked: AskedPrefix, sources: Sequence[str]) -> int:
         """Say how many of the blocks that could be loaded are worth it, from the first one on.
 
@@ -84,7 +111,7 @@ class LoadPlanner:
             num_local_blocks=asked.num_local_blocks,
             runs=runs,
         )
-        num_blocks = plan_load(prefix, self._rates(asked.namespace)).num_blocks
+        num_blocks = plan_load(prefix, self.rates(asked.namespace)).num_blocks
         num_worth = num_blocks - asked.num_local_blocks
         result = "all" if num_worth == len(sources) else "part" if num_worth else "none"
         if result != "all":
@@ -94,6 +121,7 @@ class LoadPlanner:
         self._metrics.load_decisions.labels(result).inc()
         return num_worth
 
-    def _rates(self, namespace: Fingerprint) -> Rates:
+    def rates(self, namespace: Fingerprint) -> Rates:
+        """All that is known of loading and computing for a namespace's engines."""
         transfer = {tier: learned.rate for tier, learned in self._transfer.items()}
         return Rates(self._prefill.get(namespace, LearnedPrefill()).rate, transfer)

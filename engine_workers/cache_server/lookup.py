@@ -38,6 +38,7 @@ class Lookups:
         deadlines: How long each step may take.
         planner: Says what is worth loading.
         metrics: Counts hits and misses.
+        used: Called with each block of an answer, while it is pinned.
         clock: Seconds, monotonic.
     """
 
@@ -49,6 +50,7 @@ class Lookups:
         deadlines: Deadlines,
         planner: LoadPlanner,
         metrics: CacheMetrics,
+        used: Callable[[CachedBlock], None],
         clock: Callable[[], float],
     ) -> None:
         self._catalog = catalog
@@ -57,6 +59,7 @@ class Lookups:
         self._tiers = tiers
         self._deadlines = deadlines
         self._metrics = metrics
+        self._used = used
         self._clock = clock
 
     async def find(
@@ -190,6 +193,7 @@ class Lookups:
     ) -> None:
         for index, block in enumerate(blocks):
             self._catalog.touch(block.name)
+            self._used(block)
             tier = block.source if index in missing else ARENA
             self._metrics.lookup_blocks.labels(tier).inc()
         self._metrics.lookup_blocks.labels("none").inc(len(names) - len(blocks))
