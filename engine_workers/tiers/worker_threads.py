@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -48,6 +48,18 @@ class WorkerThreads:
             ended.exception()
             raise cancellation
         return ended.result()
+
+    async def run_all(self, works: Iterable[Callable[[], ResultT]]) -> list[ResultT]:
+        """Run all of them, as many at once as there are threads; when one fails, after the last.
+
+        Raises:
+            TierError: `close` was called.
+        """
+        results = await asyncio.gather(*(self.run(work) for work in works), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def close(self) -> None:
         """Do all the work that was accepted, and end the threads."""
