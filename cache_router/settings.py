@@ -172,7 +172,11 @@ class Settings(BaseSettings):
     lease_ttl_s: PositiveFloat = 600.0
     """Seconds after which an engine that has not returned a lease is taken to have failed."""
     cache_server_metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port of the cache server's `/metrics`, on the address of RADIXGATE_HOST; default: none."""
+    """Port of the cache server's `/metrics` and of what gateways ask it, on the address of
+    RADIXGATE_HOST; default: none."""
+    cache_events_tcp: bool = False
+    """Whether the cache server's KV events go over TCP on all interfaces, for gateways on other
+    machines; they show prompts' token ids. Default: Unix sockets beside RADIXGATE_CACHE_SOCKET."""
 
     @property
     def hub_cache_folder(self) -> Path | None:

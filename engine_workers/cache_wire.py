@@ -39,6 +39,9 @@ class Hello(_Message, frozen=True):
     """Bytes of one block's payload, all layers."""
     ring_slots: int = 0
     """How many write slots a worker asks for."""
+    served_models: list[str] = []
+    """Names that the engine serves its model under, the one that its KV events are hashed with
+    first; so that gateways can tell whose blocks these are. Empty: they are not told."""
 
 
 class Lookup(_Message, frozen=True):

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cache_router.settings import Settings
+from cache_router.types import TierId
 from engine_workers.blocks.block_name import BlockName
 from engine_workers.cache_server.admin_pins import AdminPins
 from engine_workers.cache_server.arena import Arena
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.catalog import CachedBlock, Catalog
 from engine_workers.cache_server.engines import Engines
+from engine_workers.cache_server.event_sources import EventSources
 from engine_workers.cache_server.eviction import S3Fifo
 from engine_workers.cache_server.leases import Leases
 from engine_workers.cache_server.load_planner import LoadPlanner
@@ -47,11 +49,16 @@ class CacheParts:
     lookups: Lookups
     writer: TierWriter
     pins: AdminPins
+    events: EventSources
     metrics: CacheMetrics
 
 
 def build_parts(
-    settings: Settings, tiers: Sequence[Tier], metrics: CacheMetrics, clock: Callable[[], float]
+    settings: Settings,
+    tiers: Sequence[Tier],
+    metrics: CacheMetrics,
+    events: EventSources,
+    clock: Callable[[], float],
 ) -> CacheParts:
     """Put a server together.
 
@@ -59,6 +66,7 @@ def build_parts(
         settings: Sizes and deadlines.
         tiers: Those below the arena, the fastest first.
         metrics: What to count with.
+        events: Is told which block is where.
         clock: Seconds, monotonic.
 
     Raises:
@@ -66,13 +74,10 @@ def build_parts(
     """
     arena = Arena(settings.arena_bytes)
 
-    def evicted(_: CachedBlock) -> None:
-        metrics.evictions.labels(ARENA).inc()
-
     quota = TenantQuota(int(arena.num_bytes * settings.tenant_quota_share))
-    catalog = Catalog(arena, S3Fifo[BlockName](arena.num_bytes), quota, evicted)
+    catalog = Catalog(arena, S3Fifo[BlockName](arena.num_bytes), quota, _Watcher(metrics, events))
     max_waiting_bytes = arena.num_bytes // _QUEUE_SHARE
-    writer = TierWriter(tiers, catalog, metrics, max_waiting_bytes, clock)
+    writer = TierWriter(tiers, catalog, metrics, max_waiting_bytes, events, clock)
 
     planner = LoadPlanner(metrics)
     limits = WriteLimits(
@@ -94,7 +99,10 @@ def build_parts(
         local = [tier for tier in nearer if not tier.is_shared]
         writer.offer(block, choice.tiers_for(block, local))
 
-    staging = Staging(catalog, metrics, loaded, clock)
+    def lost(name: BlockName, tier: Tier) -> None:
+        events.removed(name, TierId(tier.name))
+
+    staging = Staging(catalog, metrics, loaded, lost, clock)
     deadlines = Deadlines(settings.lookup_deadline_s, settings.stage_deadline_s)
     leases = Leases(catalog, settings.lease_ttl_s, clock)
     engines = Engines()
@@ -124,5 +132,27 @@ def build_parts(
         lookups=Lookups(catalog, staging, tiers, deadlines, planner, metrics, used, clock),
         writer=writer,
         pins=AdminPins(catalog, arena.num_bytes // _PINNED_SHARE),
+        events=events,
         metrics=metrics,
     )
+
+
+class _Watcher:
+    """Counts and tells what happens in the arena."""
+
+    def __init__(self, metrics: CacheMetrics, events: EventSources) -> None:
+        self._metrics = metrics
+        self._events = events
+
+    def published(self, block: CachedBlock) -> None:
+        """Tell gateways."""
+        assert block.header is not None, "it is published"
+        self._events.stored(block.header, TierId.RAM)
+
+    def unlisted(self, block: CachedBlock) -> None:
+        """Tell gateways."""
+        self._events.removed(block.name, TierId.RAM)
+
+    def evicted(self, _: CachedBlock) -> None:
+        """Count."""
+        self._metrics.evictions.labels(ARENA).inc()

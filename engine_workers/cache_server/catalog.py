@@ -7,8 +7,9 @@ Nothing here waits, so no one sees a change half done. Not safe for threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,19 @@ class CachedBlock:
     """Whether it can be found."""
 
 
+class CatalogWatcher(Protocol):
+    """Is told what happens, after it has."""
+
+    def published(self, block: CachedBlock) -> None:
+        """A block can be found now."""
+
+    def unlisted(self, block: CachedBlock) -> None:
+        """A block can no longer be found."""
+
+    def evicted(self, block: CachedBlock) -> None:
+        """It gave way to others; `unlisted` was told before."""
+
+
 class Catalog:
     """The arena's blocks by name.
 
@@ -48,7 +62,7 @@ class Catalog:
         arena: Where they lie.
         policy: Who gives way, sized by the arena.
         quota: What one tenant may hold of it.
-        evicted: Called with each block that gave way.
+        watcher: Is told of every change.
     """
 
     def __init__(
@@ -56,12 +70,12 @@ class Catalog:
         arena: Arena,
         policy: EvictionPolicy[BlockName],
         quota: TenantQuota,
-        evicted: Callable[[CachedBlock], None],
+        watcher: CatalogWatcher,
     ) -> None:
         self._arena = arena
         self._policy = policy
         self._quota = quota
-        self._evicted = evicted
+        self._watcher = watcher
         self._blocks: dict[BlockName, CachedBlock] = {}
         self._by_offset: dict[int, CachedBlock] = {}
 
@@ -134,6 +148,7 @@ class Catalog:
         for _ in range(block.num_pins):
             self._policy.pin(name)
             self._quota.pin(name)
+        self._watcher.published(block)
         return True
 
     def pin(self, block: CachedBlock) -> None:
@@ -169,12 +184,13 @@ class Catalog:
     def _evict(self, name: BlockName) -> None:
         block = self._blocks[name]
         self._unlist(block)
-        self._evicted(block)
+        self._watcher.evicted(block)
 
     def _unlist(self, block: CachedBlock) -> None:
         del self._blocks[block.name]
         self._quota.remove(block.name)
         block.is_listed = False
+        self._watcher.unlisted(block)
         if block.num_pins == 0:
             self._free(block)
 

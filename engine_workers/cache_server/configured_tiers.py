@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from cache_router.errors import ConfigurationError, TierError
 from cache_router.settings import Settings
+from cache_router.types import TierId
 from engine_workers.blocks.block_name import BlockName
 from engine_workers.blocks.sealing import Seal, configured_seal
 from engine_workers.cache_server.cache_metrics import CacheMetrics
+from engine_workers.cache_server.event_sources import EventSources
 from engine_workers.cache_server.eviction import S3Fifo
 from engine_workers.cache_server.saving import ARENA
 from engine_workers.tiers.redis import RedisTier
@@ -45,7 +47,7 @@ def tier_names(settings: Settings) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def opened_tiers(
-    settings: Settings, workspace: Workspace, metrics: CacheMetrics
+    settings: Settings, workspace: Workspace, metrics: CacheMetrics, events: EventSources
 ) -> AsyncIterator[list[Tier]]:
     """Open the tiers that are configured, and close them at the end.
 
@@ -57,7 +59,7 @@ async def opened_tiers(
         for name in tier_names(settings):
             tier: Tier
             if name == "ssd":
-                tier = await _open_ssd(settings, workspace, metrics)
+                tier = await _open_ssd(settings, workspace, metrics, events)
             else:
                 tier = _redis(settings)
             stack.push_async_callback(tier.close)
@@ -65,12 +67,16 @@ async def opened_tiers(
         yield tiers
 
 
-async def _open_ssd(settings: Settings, workspace: Workspace, metrics: CacheMetrics) -> Tier:
+async def _open_ssd(
+    settings: Settings, workspace: Workspace, metrics: CacheMetrics, events: EventSources
+) -> Tier:
     folder = settings.ssd_folder or workspace.state / "ssd"
     options = SsdOptions(folder, settings.ssd_threads, settings.ssd_fsync)
 
     def evicted(names: Sequence[BlockName]) -> None:
         metrics.evictions.labels(SsdTier.name).inc(len(names))
+        for name in names:
+            events.removed(name, TierId.SSD)
 
     try:
         return await SsdTier.open(options, S3Fifo(settings.ssd_capacity_bytes), evicted)

@@ -38,31 +38,34 @@ class EventSources:
 
     Args:
         context: Makes the sockets.
-        tasks: Runs the publishers; they end with it.
         endpoints: Where they listen.
-        tiers: Tiers that may hold blocks of an earlier life of this server.
     """
 
     def __init__(
         self,
         context: zmq.asyncio.Context,
-        tasks: asyncio.TaskGroup,
         endpoints: Endpoints,
-        tiers: Sequence[Tier],
     ) -> None:
         self._context = context
-        self._tasks = tasks
         self._endpoints = endpoints
-        self._tiers = tiers
         self._sources: dict[Fingerprint, _Source] = {}
 
-    def join(self, namespace: Namespace, models: Sequence[str], block_bytes: int) -> None:
+    def join(
+        self,
+        namespace: Namespace,
+        models: Sequence[str],
+        block_bytes: int,
+        tiers: Sequence[Tier],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
         """Begin to publish for an engine that has connected.
 
         Args:
             namespace: Its way of computing blocks.
             models: Names that it serves its base model under.
             block_bytes: Bytes of one block's payload.
+            tiers: Those that may hold blocks of an earlier life of this server.
+            tasks: Runs the publisher, which ends with it.
         """
         # All ranks of an engine keep the same blocks: the first one's are told of.
         if namespace.tp_rank or not models:
@@ -82,9 +85,9 @@ class EventSources:
         endpoint, replay_endpoint = self._endpoints(fingerprint)
         publisher = KvEventPublisher(self._context, endpoint, replay_endpoint, snapshot, time.time)
         self._sources[fingerprint] = _Source(list(models), block_bytes, publisher, located)
-        self._tasks.create_task(publisher.run(), name="kv-events")
-        for tier in self._tiers:
-            self._tasks.create_task(self._recall(fingerprint, tier), name=f"recall:{tier.name}")
+        tasks.create_task(publisher.run(), name="kv-events")
+        for tier in tiers:
+            tasks.create_task(self._recall(fingerprint, tier), name=f"recall:{tier.name}")
 
     def stored(self, header: BlockHeader, tier: TierId) -> None:
         """Tell of a block that is there now."""

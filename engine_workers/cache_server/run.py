@@ -7,13 +7,18 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+import zmq.asyncio
 
 from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
+from engine_workers.blocks.namespace import Fingerprint
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.cache_parts import build_parts
 from engine_workers.cache_server.configured_tiers import opened_tiers
-from engine_workers.cache_server.metrics_page import metrics_page
+from engine_workers.cache_server.event_sources import Endpoints, EventSources
+from engine_workers.cache_server.http_pages import served_pages, server_pages
 from engine_workers.cache_server.server import CacheServer
 from engine_workers.cache_server.server_socket import cache_socket, listening_socket
 from engine_workers.workspace import Workspace
@@ -44,10 +49,14 @@ async def run_cache_server(
     metrics = CacheMetrics()
     async with contextlib.AsyncExitStack() as stack:
         # First: only one server at a time may open the tiers.
-        listener = stack.enter_context(listening_socket(cache_socket(settings, workspace)))
-        tiers = await stack.enter_async_context(opened_tiers(settings, workspace, metrics))
+        path = cache_socket(settings, workspace)
+        listener = stack.enter_context(listening_socket(path))
+        context = zmq.asyncio.Context()
+        stack.callback(context.destroy, linger=0)
+        events = EventSources(context, _event_endpoints(settings, path))
+        tiers = await stack.enter_async_context(opened_tiers(settings, workspace, metrics, events))
         try:
-            parts = build_parts(settings, tiers, metrics, time.monotonic)
+            parts = build_parts(settings, tiers, metrics, events, time.monotonic)
         except OSError as error:
             raise ConfigurationError(
                 "RADIXGATE_ARENA_BYTES",
@@ -56,7 +65,11 @@ async def run_cache_server(
         stack.callback(parts.arena.close)
         if settings.cache_server_metrics_port is not None:
             await stack.enter_async_context(
-                metrics_page(metrics.registry, settings.host, settings.cache_server_metrics_port)
+                served_pages(
+                    server_pages(metrics.registry, events, parts.planner),
+                    settings.host,
+                    settings.cache_server_metrics_port,
+                )
             )
         server = CacheServer(parts, settings.write_ring_bytes, time.monotonic)
         serving = asyncio.create_task(server.serve(listener), name="cache-server")
@@ -72,6 +85,18 @@ async def run_cache_server(
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
+
+
+def _event_endpoints(settings: Settings, socket_path: Path) -> Endpoints:
+    """Say where a namespace's events are: beside the socket, or for gateways on other machines."""
+    if settings.cache_events_tcp:
+        return lambda _: ("tcp://*:0", "tcp://*:0")
+
+    def beside_the_socket(namespace: Fingerprint) -> tuple[str, str]:
+        stem = f"ipc://{socket_path.absolute()}.{namespace.hex()[:8]}"
+        return f"{stem}.e", f"{stem}.r"
+
+    return beside_the_socket
 
 
 def _until_signal() -> asyncio.Event:

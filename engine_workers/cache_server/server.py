@@ -25,6 +25,7 @@ _SWEEP_S = 1.0
 _OUTBOX_BYTES = 4 * 1024 * 1024
 _MAX_ENGINE_ID_CHARS = 256
 _MAX_BLOCK_SIZE = 1 << 20
+_MAX_SERVED_MODELS = 64
 _first_decoder: msgspec.msgpack.Decoder[Hello | Question] = msgspec.msgpack.Decoder(
     Hello | Question
 )
@@ -58,7 +59,7 @@ class CacheServer:
                     self._count_closed("too many")
                     connection.close()
                     continue
-                tasks.create_task(self._serve_one(connection), name="connection")
+                tasks.create_task(self._serve_one(connection, tasks), name="connection")
 
     def sweep(self) -> None:
         """Free what engines left behind that have ended."""
@@ -70,7 +71,7 @@ class CacheServer:
             await asyncio.sleep(_SWEEP_S)
             self.sweep()
 
-    async def _serve_one(self, connection: socket.socket) -> None:
+    async def _serve_one(self, connection: socket.socket, tasks: asyncio.TaskGroup) -> None:
         self.num_connections += 1
         reader, writer = await asyncio.open_unix_connection(sock=connection)
         outbox = Outbox(writer, _OUTBOX_BYTES)
@@ -80,7 +81,7 @@ class CacheServer:
             if body is not None:
                 first = _decode_first(body)
                 if isinstance(first, Hello):
-                    await self._serve_engine(first, connection, reader, outbox)
+                    await self._serve_engine(first, connection, reader, outbox, tasks)
                 else:
                     await self._serve_operator(first, reader, outbox)
         except TimeoutError:
@@ -100,6 +101,7 @@ class CacheServer:
         connection: socket.socket,
         reader: asyncio.StreamReader,
         outbox: Outbox,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         reason = self._refusal(hello)
         if reason is not None:
@@ -111,6 +113,10 @@ class CacheServer:
         ring = self._ring_for(hello)
         process = parts.engines.join(
             hello.engine_id, hello.namespace, hello.block_bytes, connection
+        )
+        fingerprint = hello.namespace.fingerprint
+        parts.events.join(
+            hello.namespace, hello.served_models, hello.block_bytes, parts.tiers, tasks
         )
         try:
             welcome = Welcome(
@@ -124,7 +130,7 @@ class CacheServer:
             _send_with_descriptors(connection, frame_of(welcome), descriptors)
             peer = Peer(
                 hello.engine_id,
-                hello.namespace.fingerprint,
+                fingerprint,
                 hello.namespace.block_size,
                 hello.block_bytes,
                 ring,
@@ -157,6 +163,8 @@ class CacheServer:
             return "the engine id is empty or too long"
         if not 0 < hello.namespace.block_size <= _MAX_BLOCK_SIZE:
             return f"block_size is {hello.namespace.block_size}"
+        if len(hello.served_models) > _MAX_SERVED_MODELS:
+            return f"{len(hello.served_models)} names for one model"
         segment_bytes = self._parts.arena.slots.segment_bytes
         if not 0 < hello.block_bytes <= segment_bytes:
             return (

@@ -15,8 +15,8 @@ from cache_router.settings import Settings
 from engine_workers.workspace import Workspace
 
 _SETTING = "RADIXGATE_CACHE_SOCKET"
-_MAX_PATH_BYTES = 107
-"""What the kernel takes in an address."""
+_MAX_PATH_BYTES = 107 - len(".12345678.e")
+"""What the kernel takes in an address; sockets for events lie beside this one."""
 _BACKLOG = 128
 
 

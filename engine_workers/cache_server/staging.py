@@ -58,6 +58,7 @@ class Staging:
         catalog: Where blocks go.
         metrics: Counts loads.
         loaded: Called with each block that came, while it is pinned, and the tier it came from.
+        lost: Called with a block that a tier turned out not to have, or not to have sound.
         clock: Seconds, monotonic.
     """
 
@@ -66,11 +67,13 @@ class Staging:
         catalog: Catalog,
         metrics: CacheMetrics,
         loaded: Callable[[CachedBlock, Tier], None],
+        lost: Callable[[BlockName, Tier], None],
         clock: Callable[[], float],
     ) -> None:
         self._catalog = catalog
         self._metrics = metrics
         self._loaded = loaded
+        self._lost = lost
         self._clock = clock
         self._lanes: dict[str, _Lane] = {}
         self._running: dict[BlockName, asyncio.Task[None]] = {}
@@ -159,6 +162,7 @@ class Staging:
             header = await tier.load_into(block.name, block.payload.data)
         except BlockLostError:
             self._metrics.operations.labels(tier.name, "load", "lost").inc()
+            self._lost(block.name, tier)
             return None
         except TierError:
             self._metrics.operations.labels(tier.name, "load", "error").inc()

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cache_router.errors import TierError
+from cache_router.types import TierId
 from engine_workers.blocks.block_name import BlockName
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.catalog import CachedBlock, Catalog
+from engine_workers.cache_server.event_sources import EventSources
 from engine_workers.tiers.tier import Tier
 
 _WRITES_PER_TIER = 4
@@ -42,6 +44,7 @@ class TierWriter:
         catalog: Holds the pins.
         metrics: Counts writes.
         max_bytes: What may wait for one tier.
+        events: Is told what tiers hold.
         clock: Seconds, monotonic.
     """
 
@@ -51,8 +54,10 @@ class TierWriter:
         catalog: Catalog,
         metrics: CacheMetrics,
         max_bytes: int,
+        events: EventSources,
         clock: Callable[[], float],
     ) -> None:
+        self._events = events
         self._queues = {tier.name: _TierQueue(tier, max_bytes) for tier in tiers}
         self._catalog = catalog
         self._metrics = metrics
@@ -112,6 +117,7 @@ class TierWriter:
             if block.is_listed and block.header is not None:
                 await queue.tier.store(block.header, block.payload.data)
                 self._metrics.count_moved(name, "save", num_bytes, self._clock() - started)
+                self._events.stored(block.header, TierId(name))
         except TierError:
             self._metrics.operations.labels(name, "save", "error").inc()
         finally:
@@ -122,6 +128,8 @@ class TierWriter:
         name = queue.tier.name
         try:
             await queue.tier.remove(removal.names)
+            for removed in removal.names:
+                self._events.removed(removed, TierId(name))
             self._metrics.operations.labels(name, "remove", "ok").inc(len(removal.names))
         except TierError:
             self._metrics.operations.labels(name, "remove", "error").inc(len(removal.names))

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import zmq.asyncio
 
 from cache_router.settings import Settings
+from engine_workers.blocks.namespace import Fingerprint
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.cache_parts import CacheParts, build_parts
+from engine_workers.cache_server.event_sources import EventSources
 from engine_workers.cache_server.server import CacheServer
 from engine_workers.cache_server.server_socket import listening_socket
 from engine_workers.cache_wire import Refused
@@ -65,13 +69,27 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, clock: Clock) -> Serve:
+def sockets() -> Iterator[Path]:
+    """A short path, as the kernel wants it."""
+    with TemporaryDirectory(prefix="cache-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def serve(sockets: Path, clock: Clock) -> Serve:
     @contextlib.asynccontextmanager
     async def run(*tiers: Tier, num_slots: int = 1024, **changes: Any) -> AsyncIterator[Running]:
         settings = Settings(arena_bytes=num_slots * SLOT_BYTES, **changes)
-        parts = build_parts(settings, tiers, CacheMetrics(), clock)
+
+        def endpoints(namespace: Fingerprint) -> tuple[str, str]:
+            stem = f"ipc://{sockets}/{namespace.hex()[:8]}"
+            return f"{stem}.e", f"{stem}.r"
+
+        context = zmq.asyncio.Context()
+        events = EventSources(context, endpoints)
+        parts = build_parts(settings, tiers, CacheMetrics(), events, clock)
         server = CacheServer(parts, settings.write_ring_bytes, clock)
-        path = tmp_path / "cache.sock"
+        path = sockets / "cache.sock"
         with listening_socket(path) as listener:
             running = Running(path, parts, server, [])
             task = asyncio.create_task(server.serve(listener))
@@ -84,6 +102,7 @@ def serve(tmp_path: Path, clock: Clock) -> Serve:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
                 parts.arena.close()
+                context.destroy(linger=0)
 
     return run
 

@@ -51,13 +51,18 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def sources(bench: Bench, tmp_path: Path) -> AsyncIterator[EventSources]:
+def sources(bench: Bench, tmp_path: Path) -> EventSources:
     def endpoints(fingerprint: Fingerprint) -> tuple[str, str]:
         name = fingerprint.hex()[:8]
         return f"ipc://{tmp_path}/{name}-e", f"ipc://{tmp_path}/{name}-r"
 
+    return EventSources(bench.context, endpoints)
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[asyncio.TaskGroup]:
     async with asyncio.TaskGroup() as tasks:
-        yield EventSources(bench.context, tasks, endpoints, ())
+        yield tasks
         for task in asyncio.all_tasks():
             if task.get_name() == "kv-events":
                 task.cancel()
@@ -70,11 +75,11 @@ def described(sources: EventSources) -> list[dict[str, object]]:
 
 
 async def test_a_served_models_blocks_are_told_and_others_are_not(
-    bench: Bench, sources: EventSources
+    bench: Bench, sources: EventSources, tasks: asyncio.TaskGroup
 ) -> None:
     other = msgspec.structs.replace(NAMESPACE, dtype="float16")
     sources.stored(block(9), TierId.RAM)
-    sources.join(NAMESPACE, ["m", "alias"], 8)
+    sources.join(NAMESPACE, ["m", "alias"], 8, (), tasks)
     (source,) = described(sources)
     assert source["models"] == ["m", "alias"]
     assert source["rates"]["prefill"]["per_token_s"] == 0.2  # type: ignore[index]
@@ -93,13 +98,15 @@ async def test_a_served_models_blocks_are_told_and_others_are_not(
         assert bench.index.spans(chain(1)) == []
 
 
-async def test_only_the_first_rank_tells(sources: EventSources) -> None:
-    sources.join(msgspec.structs.replace(NAMESPACE, tp_size=2, tp_rank=1), ["m"], 8)
+async def test_only_the_first_rank_tells(sources: EventSources, tasks: asyncio.TaskGroup) -> None:
+    sources.join(msgspec.structs.replace(NAMESPACE, tp_size=2, tp_rank=1), ["m"], 8, (), tasks)
     assert described(sources) == []
 
 
-async def test_an_engine_that_comes_again_is_one_source(sources: EventSources) -> None:
-    sources.join(NAMESPACE, ["m"], 8)
-    sources.join(NAMESPACE, ["renamed"], 8)
+async def test_an_engine_that_comes_again_is_one_source(
+    sources: EventSources, tasks: asyncio.TaskGroup
+) -> None:
+    sources.join(NAMESPACE, ["m"], 8, (), tasks)
+    sources.join(NAMESPACE, ["renamed"], 8, (), tasks)
     (source,) = described(sources)
     assert source["models"] == ["renamed"]

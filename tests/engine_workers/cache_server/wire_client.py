@@ -110,10 +110,19 @@ class WireClient:
         block_bytes: int = BLOCK_BYTES,
         ring_slots: int = 8,
         protocol: int = PROTOCOL_VERSION,
+        served_models: Sequence[str] = (),
     ) -> WireClient | Refused:
         connection = await raw_connection(path)
         slots = ring_slots if role == "worker" else 0
-        hello = Hello(protocol, engine_id, role, space or namespace(), block_bytes, slots)
+        hello = Hello(
+            protocol,
+            engine_id,
+            role,
+            space or namespace(),
+            block_bytes,
+            slots,
+            list(served_models),
+        )
         client = cls(connection, hello)
         await client.send(hello)
         answer = await client._receive_welcome()
