@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cache_router.errors import BlockCorruptError, BlockLostError, TierError
+from cache_router.types import TierId
 from engine_workers.blocks.block_header import BlockHeader, verify
-from engine_workers.blocks.block_name import BlockName
 from engine_workers.cache_server.admin_wire import (
     Answer,
     BlockInfo,
@@ -124,7 +124,7 @@ class Admin:
             if name == ARENA:
                 good, bad = await self._verify_arena()
             elif tier is not None:
-                good, bad = await _verify_tier(tier)
+                good, bad = await self._verify_tier(tier)
             else:
                 return self._unknown(name)
             num_good += good
@@ -159,10 +159,31 @@ class Admin:
                     for block in self._parts.catalog.published()
                 )
             elif tier is not None:
-                num_cleared += await _clear_tier(tier)
+                num_cleared += await self._clear_tier(tier)
             else:
                 return self._unknown(name)
         return Changed(num_cleared)
+
+    async def _clear_tier(self, tier: Tier) -> int:
+        names = [header.name async for header in tier.headers()]
+        for start in range(0, len(names), _REMOVED_AT_ONCE):
+            removed = names[start : start + _REMOVED_AT_ONCE]
+            await tier.remove(removed)
+            for name in removed:
+                self._parts.events.removed(name, TierId(tier.name))
+        return len(names)
+
+    async def _verify_tier(self, tier: Tier) -> tuple[int, int]:
+        num_good = num_bad = 0
+        async for header in tier.headers():
+            buffer = np.empty(header.payload_bytes, np.uint8)
+            try:
+                await tier.load_into(header.name, buffer.data)
+                num_good += 1
+            except BlockLostError:
+                self._parts.events.removed(header.name, TierId(tier.name))
+                num_bad += 1
+        return num_good, num_bad
 
     def _matching(self, hashes: Sequence[str]) -> list[CachedBlock]:
         return _matching(hashes, list(self._parts.catalog.published()))
@@ -178,26 +199,6 @@ class Admin:
 def _matching(hashes: Sequence[str], blocks: Sequence[CachedBlock]) -> list[CachedBlock]:
     prefixes = tuple(prefix.lower() for prefix in hashes if prefix)
     return [block for block in blocks if block.name.block_hash.hex().startswith(prefixes)]
-
-
-async def _verify_tier(tier: Tier) -> tuple[int, int]:
-    num_good = num_bad = 0
-    async for header in tier.headers():
-        buffer = np.empty(header.payload_bytes, np.uint8)
-        try:
-            await tier.load_into(header.name, buffer.data)
-            num_good += 1
-        except BlockLostError:
-            num_bad += 1
-    return num_good, num_bad
-
-
-async def _clear_tier(tier: Tier) -> int:
-    names = [header.name async for header in tier.headers()]
-    for start in range(0, len(names), _REMOVED_AT_ONCE):
-        removed: list[BlockName] = names[start : start + _REMOVED_AT_ONCE]
-        await tier.remove(removed)
-    return len(names)
 
 
 def _info(header: BlockHeader, source: str, num_pins: int) -> BlockInfo:
