@@ -318,6 +318,8 @@ class RadixgateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 namespace=namespace_of(facts, model, rank, self._settings.tenant_salt),
                 block_bytes=facts.block_bytes,
                 ring_slots=self._settings.ring_slots if role == "worker" else 0,
+                # vLLM keeps the first of several names here, which also names its KV events' model.
+                served_models=[str(self._vllm_config.model_config.served_model_name)],
             )
 
         client = CacheServerClient(Path(self._settings.socket), make_hello)
