@@ -23,6 +23,8 @@ from engine_workers.cache_server.saving import ARENA, Saver
 from engine_workers.cache_server.staging import Staging
 from engine_workers.cache_server.store_choice import StoreChoice, WriteLimits
 from engine_workers.cache_server.tenant_quota import TenantQuota
+from engine_workers.cache_server.tier_questions import TierQuestions
+from engine_workers.cache_server.tier_use import TierUse
 from engine_workers.cache_server.tier_writer import TierWriter
 from engine_workers.tiers.tier import Tier
 
@@ -46,6 +48,7 @@ class CacheParts:
     staging: Staging
     planner: LoadPlanner
     choice: StoreChoice
+    use: TierUse
     lookups: Lookups
     writer: TierWriter
     pins: AdminPins
@@ -99,7 +102,10 @@ def build_parts(
         local = [tier for tier in nearer if not tier.is_shared]
         writer.offer(block, choice.tiers_for(block, local))
 
+    questions = TierQuestions(tiers, metrics, clock)
+
     def lost(name: BlockName, tier: Tier) -> None:
+        questions.forget(tier, name)
         events.removed(name, TierId(tier.name))
 
     staging = Staging(catalog, metrics, loaded, lost, clock)
@@ -129,7 +135,8 @@ def build_parts(
         staging=staging,
         planner=planner,
         choice=choice,
-        lookups=Lookups(catalog, staging, tiers, deadlines, planner, metrics, used, clock),
+        use=TierUse(planner, metrics, clock),
+        lookups=Lookups(catalog, staging, questions, deadlines, planner, metrics, used, clock),
         writer=writer,
         pins=AdminPins(catalog, arena.num_bytes // _PINNED_SHARE),
         events=events,

@@ -137,11 +137,11 @@ class EngineConnection:
         if not 0 <= lookup.num_prompt_tokens <= _MAX_TOKENS:
             raise CacheWireError("num_prompt_tokens")
         all_names = self._peer.names(lookup.block_hashes)
-        self._parts.choice.look_up(all_names, self._peer.block_bytes)
-        names = all_names[lookup.num_local_blocks :]
-        if len(self._lookups) >= _MAX_LOOKUPS:
+        if not self._parts.use.uses_cache(all_names) or len(self._lookups) >= _MAX_LOOKUPS:
             self._answer(lookup, [])
             return
+        self._parts.choice.look_up(all_names, self._peer.block_bytes)
+        names = all_names[lookup.num_local_blocks :]
         task = tasks.create_task(self._look_up(lookup, names), name="lookup")
         self._lookups.add(task)
         task.add_done_callback(self._lookups.discard)
@@ -158,7 +158,9 @@ class EngineConnection:
             lookup.num_local_blocks,
             max(lookup.num_prompt_tokens, num_full_tokens),
         )
+        started = self._parts.use.now()
         blocks = await self._parts.lookups.find(asked, names, tell_waiting)
+        self._parts.use.report(asked, len(blocks), started)
         self._answer(lookup, blocks)
 
     def _answer(self, lookup: Lookup, blocks: Sequence[CachedBlock]) -> None:
@@ -193,7 +195,8 @@ class EngineConnection:
     async def _save_all(self) -> None:
         while (puts := await self._puts.get()) is not None:
             assert self._peer.ring is not None, "only a ring's owner can put"
-            num_kept = await self._parts.saver.save(self._peer.ring, puts)
+            wanted = [(slot, name) for slot, name in puts if self._parts.use.is_saved(name)]
+            num_kept = await self._parts.saver.save(self._peer.ring, wanted)
             slots = [slot for slot, _ in puts]
             self._slots_in_work.difference_update(slots)
             self._outbox.send(Freed(self._parts.boot_token, slots, num_kept))

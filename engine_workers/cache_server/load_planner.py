@@ -79,6 +79,10 @@ class LoadPlanner:
         self._metrics.actual_load_seconds.labels(tier).inc(seconds)
         self._transfer[tier] = learned.learn(num_bytes, seconds)
 
+    def knows_prefill(self, namespace: Fingerprint) -> bool:
+        """Whether an engine of a namespace has reported what computing takes."""
+        return namespace in self._prefill
+
     def saved_seconds(
         self, namespace: Fingerprint, tier: str, num_tokens: int, num_bytes: int
     ) -> float:
