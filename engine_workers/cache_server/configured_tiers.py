@@ -16,12 +16,14 @@ from engine_workers.cache_server.eviction import S3Fifo
 from engine_workers.cache_server.saving import ARENA
 from engine_workers.tiers.redis import RedisTier
 from engine_workers.tiers.redis_client import RedisOptions, configured_url
+from engine_workers.tiers.s3 import S3Tier
+from engine_workers.tiers.s3_client import S3Options, configured_credentials
 from engine_workers.tiers.ssd import SsdOptions, SsdTier
 from engine_workers.tiers.tier import Tier
 from engine_workers.workspace import Workspace
 
 _SETTING = "RADIXGATE_TIERS"
-_KNOWN = ("ssd", "redis")
+_KNOWN = ("ssd", "redis", "s3")
 
 
 def tier_names(settings: Settings) -> list[str]:
@@ -60,8 +62,10 @@ async def opened_tiers(
             tier: Tier
             if name == "ssd":
                 tier = await _open_ssd(settings, workspace, metrics, events)
-            else:
+            elif name == "redis":
                 tier = _redis(settings)
+            else:
+                tier = _s3(settings)
             stack.push_async_callback(tier.close)
             tiers.append(tier)
         yield tiers
@@ -93,6 +97,25 @@ def _redis(settings: Settings) -> Tier:
         settings.redis_connections,
     )
     return RedisTier(options, _seal(settings))
+
+
+def _s3(settings: Settings) -> Tier:
+    if settings.s3_bucket is None:
+        raise ConfigurationError("RADIXGATE_S3_BUCKET", "name the bucket of the S3 tier")
+    options = S3Options(
+        settings.s3_bucket,
+        settings.s3_prefix,
+        settings.s3_endpoint,
+        settings.s3_region,
+        configured_credentials(
+            settings.s3_access_key_id,
+            settings.s3_secret_access_key,
+            settings.s3_credentials_file,
+        ),
+        settings.s3_timeout_s,
+        settings.s3_concurrency,
+    )
+    return S3Tier(options, _seal(settings))
 
 
 def _seal(settings: Settings) -> Seal:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cache_router.errors import TierError
 from engine_workers.blocks.block_name import BlockName
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.catalog import CachedBlock, Catalog
@@ -15,7 +14,7 @@ from engine_workers.cache_server.held_prefix import HeldPrefix
 from engine_workers.cache_server.load_planner import AskedPrefix, LoadPlanner
 from engine_workers.cache_server.saving import ARENA
 from engine_workers.cache_server.staging import Staging, Wanted
-from engine_workers.tiers.tier import Tier
+from engine_workers.cache_server.tier_questions import TierQuestions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Lookups:
     Args:
         catalog: The arena's blocks.
         staging: Brings those of the tiers.
-        tiers: All tiers, the fastest first.
+        questions: Ask the tiers.
         deadlines: How long each step may take.
         planner: Says what is worth loading.
         metrics: Counts hits and misses.
@@ -46,7 +45,7 @@ class Lookups:
         self,
         catalog: Catalog,
         staging: Staging,
-        tiers: Sequence[Tier],
+        questions: TierQuestions,
         deadlines: Deadlines,
         planner: LoadPlanner,
         metrics: CacheMetrics,
@@ -56,7 +55,7 @@ class Lookups:
         self._catalog = catalog
         self._planner = planner
         self._staging = staging
-        self._tiers = tiers
+        self._questions = questions
         self._deadlines = deadlines
         self._metrics = metrics
         self._used = used
@@ -79,7 +78,7 @@ class Lookups:
         held = HeldPrefix(self._catalog, names, self._clock)
         try:
             missing = [index for index in range(len(names)) if not held.hold(index)]
-            if missing and self._tiers:
+            if missing and self._questions.tiers:
                 wanted = await self._locate(names, missing, asked.block_bytes)
                 wanted = self._worth_loading(asked, held, wanted, len(names))
                 if wanted:
@@ -95,43 +94,16 @@ class Lookups:
         self, names: Sequence[BlockName], missing: Sequence[int], payload_bytes: int
     ) -> dict[int, Wanted]:
         """Ask all tiers at once; return what to fetch so that the prefix has no gap, by index."""
-        asked = [names[index] for index in missing]
-        answers = [
-            asyncio.create_task(self._contained(tier, asked), name=f"contains:{tier.name}")
-            for tier in self._tiers
-        ]
-        try:
-            await asyncio.wait(answers, timeout=self._deadlines.lookup_s)
-        finally:
-            for answer in answers:
-                answer.cancel()
-        in_time = [
-            (tier, answer.result())
-            for tier, answer in zip(self._tiers, answers, strict=True)
-            if answer.done() and not answer.cancelled()
-        ]
+        answers = await self._questions.ask(
+            [names[index] for index in missing], self._deadlines.lookup_s
+        )
         wanted: dict[int, Wanted] = {}
         for position, index in enumerate(missing):
-            tiers = [tier for tier, has in in_time if has[position]]
+            tiers = [answer.tier for answer in answers if answer.has[position]]
             if not tiers:
                 break
             wanted[index] = Wanted(names[index], payload_bytes, tiers)
         return wanted
-
-    async def _contained(self, tier: Tier, names: Sequence[BlockName]) -> list[bool]:
-        started = self._clock()
-        try:
-            answer = await tier.contains(names)
-        except TierError:
-            self._metrics.operations.labels(tier.name, "contains", "error").inc()
-            return [False] * len(names)
-        except asyncio.CancelledError:
-            self._metrics.operations.labels(tier.name, "contains", "late").inc()
-            raise
-        self._metrics.operation_seconds.labels(tier.name, "contains").observe(
-            self._clock() - started
-        )
-        return answer
 
     def _worth_loading(
         self, asked: AskedPrefix, held: HeldPrefix, wanted: dict[int, Wanted], num_names: int
@@ -181,7 +153,7 @@ class Lookups:
             num_bytes[tier] = num_bytes.get(tier, 0) + block.payload_bytes
             seconds[tier] = max(seconds.get(tier, 0.0), took)
         for tier, total in num_bytes.items():
-            if any(tier == known.name for known in self._tiers) and seconds[tier] > 0:
+            if any(tier == known.name for known in self._questions.tiers) and seconds[tier] > 0:
                 self._planner.note_load(tier, total, seconds[tier])
 
     def _count(

@@ -7,6 +7,7 @@ import pytest
 
 from engine_workers.cache_wire import Refused
 from tests.engine_workers.cache_server.wire_client import WireClient, hashes, payload
+from tests.engine_workers.tiers.s3_server import BUCKET, CREDENTIALS, S3Server
 from tests.engine_workers.tiers.valkey_server import ValkeyServer
 from tests.radixgate.conftest import Start
 from tests.radixgate.test_cache_server import started
@@ -15,6 +16,13 @@ from tests.radixgate.test_cache_server import started
 @pytest.fixture
 def valkey() -> Iterator[ValkeyServer]:
     server = ValkeyServer("--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
     yield server
     server.stop()
 
@@ -52,6 +60,29 @@ async def test_another_node_loads_what_one_node_saved(
     second.close()
 
 
+async def test_another_node_loads_what_lies_in_s3(
+    start: Start, tmp_path: Path, s3: S3Server
+) -> None:
+    shared = {
+        "RADIXGATE_TIERS": "ram,s3",
+        "RADIXGATE_S3_BUCKET": BUCKET,
+        "RADIXGATE_S3_ENDPOINT": s3.endpoint,
+        "RADIXGATE_S3_ACCESS_KEY_ID": CREDENTIALS.access_key_id,
+        "RADIXGATE_S3_SECRET_ACCESS_KEY": CREDENTIALS.secret_access_key,
+        "RADIXGATE_LOOKUP_DEADLINE_S": "5",
+        "RADIXGATE_STAGE_DEADLINE_S": "10",
+    }
+    first = await node(start, tmp_path, "first", **shared)
+    second = await node(start, tmp_path, "second", **shared)
+    await first.save(range(1, 11))
+    await saved_on_all_tiers(start, tmp_path, "first")
+    staged = await second.look_up(hashes(10))
+    assert staged.sources == ["s3"] * 10
+    assert [second.read(offset) for offset in staged.offsets] == [payload(n) for n in range(1, 11)]
+    first.close()
+    second.close()
+
+
 async def test_a_shared_tier_that_dies_costs_nothing_but_its_blocks(
     start: Start, tmp_path: Path, valkey: ValkeyServer
 ) -> None:
@@ -70,6 +101,7 @@ async def test_a_shared_tier_that_dies_costs_nothing_but_its_blocks(
     ("variables", "told"),
     [
         ({"RADIXGATE_TIERS": "ram,redis"}, "RADIXGATE_REDIS_URL"),
+        ({"RADIXGATE_TIERS": "ram,s3"}, "RADIXGATE_S3_BUCKET"),
         (
             {
                 "RADIXGATE_TIERS": "ram,redis",

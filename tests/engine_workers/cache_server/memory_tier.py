@@ -25,11 +25,13 @@ class MemoryTier:
         self.answers = _open_gate()
         self.loads = _open_gate()
         self.stores = _open_gate()
+        self.num_questions = 0
         self.num_loads = 0
         self.num_running_loads = 0
         self.is_closed = False
 
     async def contains(self, names: Sequence[BlockName]) -> list[bool]:
+        self.num_questions += 1
         await self.answers.wait()
         self._check()
         return [name in self.blocks for name in names]

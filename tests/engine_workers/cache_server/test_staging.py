@@ -97,6 +97,48 @@ async def test_a_tier_that_does_not_answer_in_time_is_not_waited_for(
         )
 
 
+async def test_what_a_tier_says_too_late_serves_the_next_prompt_that_begins_alike(
+    serve: Serve, s3: MemoryTier
+) -> None:
+    s3.answers.clear()
+    async with serve(filled(s3, 1, 2), lookup_deadline_s=0.01) as running:
+        client = await running.client()
+        assert (await client.look_up(hashes(2))).num_blocks == 0
+        s3.answers.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        s3.answers.clear()
+        assert (await client.look_up(hashes(2))).num_blocks == 2
+        s3.answers.set()
+
+
+async def test_what_is_remembered_and_gone_is_a_miss_once(serve: Serve, s3: MemoryTier) -> None:
+    s3.answers.clear()
+    async with serve(filled(s3, 1), lookup_deadline_s=0.01) as running:
+        client = await running.client()
+        await client.look_up(hashes(1))
+        s3.answers.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        s3.answers.clear()
+        s3.blocks.clear()
+        assert (await client.look_up(hashes(1))).num_blocks == 0
+        assert s3.num_loads == 1
+        assert (await client.look_up(hashes(1))).num_blocks == 0
+        assert s3.num_loads == 1
+        s3.answers.set()
+
+
+async def test_a_tier_that_hangs_is_asked_only_so_often(serve: Serve, s3: MemoryTier) -> None:
+    s3.answers.clear()
+    async with serve(s3, lookup_deadline_s=0.001) as running:
+        client = await running.client()
+        for _ in range(100):
+            assert (await client.look_up(hashes(1))).num_blocks == 0
+        assert s3.num_questions == 32
+        s3.answers.set()
+
+
 async def test_at_the_stage_deadline_the_answer_is_what_is_there(
     serve: Serve, ssd: MemoryTier, s3: MemoryTier
 ) -> None:
