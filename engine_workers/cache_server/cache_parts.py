@@ -25,7 +25,6 @@ from engine_workers.cache_server.store_choice import StoreChoice, WriteLimits
 from engine_workers.cache_server.tenant_quota import TenantQuota
 from engine_workers.cache_server.tier_questions import TierQuestions
 from engine_workers.cache_server.tier_use import TierUse
-from engine_workers.cache_server.tier_questions import TierQuestions
 from engine_workers.cache_server.tier_writer import TierWriter
 from engine_workers.tiers.tier import Tier
 
@@ -105,10 +104,7 @@ def build_parts(
 
     questions = TierQuestions(tiers, metrics, clock)
 
-    questions = TierQuestions(tiers, metrics, clock)
-
     def lost(name: BlockName, tier: Tier) -> None:
-        questions.forget(tier, name)
         questions.forget(tier, name)
         events.removed(name, TierId(tier.name))
 
