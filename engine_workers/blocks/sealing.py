@@ -57,6 +57,9 @@ class Seal(Protocol):
     body_overhead: int
     """Bytes by which a body is longer than its payload."""
 
+    def label(self, name: BlockName) -> str:
+        """Return what stands for the block's hash in its name on the store, in hexadecimal."""
+
     def close(self, header: BlockHeader, payload: ByteBuffer) -> tuple[bytes, ByteBuffer]:
         """Return head and body; the body may be `payload` itself.
 
@@ -97,6 +100,10 @@ class OpenSeal:
     scope = "open"
     body_overhead = 0
 
+    def label(self, name: BlockName) -> str:
+        """Return the block's hash."""
+        return name.block_hash.hex()
+
     def close(self, header: BlockHeader, payload: ByteBuffer) -> tuple[bytes, ByteBuffer]:
         """Return head and body."""
         return pack(header), payload
@@ -129,6 +136,10 @@ class MacSeal:
     def __init__(self, key: bytes) -> None:
         self._key = _derived(key, b"radixgate mac")
         self.scope = f"mac-{_key_id(key)}"
+
+    def label(self, name: BlockName) -> str:
+        """Return the block's hash."""
+        return name.block_hash.hex()
 
     def close(self, header: BlockHeader, payload: ByteBuffer) -> tuple[bytes, ByteBuffer]:
         """Return head, with the MAC in it, and body."""
@@ -167,6 +178,11 @@ class AesSeal:
     def __init__(self, key: bytes) -> None:
         self._key = _derived(key, b"radixgate aes")
         self.scope = f"aes-{_key_id(key)}"
+        self._label_key = _derived(key, b"radixgate label")
+
+    def label(self, name: BlockName) -> str:
+        """Return a keyed digest of the block's hash, with which a guessed prompt is not found."""
+        return blake2b(name.block_hash, key=self._label_key, digest_size=_DIGEST_BYTES).hexdigest()
 
     def close(self, header: BlockHeader, payload: ByteBuffer) -> tuple[bytes, ByteBuffer]:
         """Return head and body, both encrypted."""

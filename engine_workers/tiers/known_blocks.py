@@ -26,7 +26,8 @@ class KnownBlocks:
     Headers are kept here rather than read back: who can write to the store could have changed them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_blocks: int = _MAX_KNOWN_BLOCKS) -> None:
+        self._max_blocks = max_blocks
         self._blocks: dict[BlockName, _Known] = {}
         self._used_bytes = 0
 
@@ -35,7 +36,7 @@ class KnownBlocks:
         if header.name not in self._blocks:
             self._blocks[header.name] = _Known(pack(header), header.payload_bytes)
             self._used_bytes += header.payload_bytes
-            if len(self._blocks) > _MAX_KNOWN_BLOCKS:
+            if len(self._blocks) > self._max_blocks:
                 self.discard(next(iter(self._blocks)))
 
     def discard(self, name: BlockName) -> None:

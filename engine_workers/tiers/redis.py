@@ -114,7 +114,7 @@ class RedisTier:
         await self._access.close()
 
     def _key(self, name: BlockName) -> str:
-        return key_of(self._seal.scope, name)
+        return key_of(self._seal, name)
 
     async def _fetch(self, name: BlockName, payload_bytes: int) -> memoryview:
         """Return a block's record; never more than one of this size can be long."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cache_router.errors import BlockCorruptError
 from engine_workers.blocks.block_header import MAX_PAYLOAD_BYTES, ByteBuffer
 from engine_workers.blocks.block_name import BlockName
+from engine_workers.blocks.sealing import Seal
 
 PART_BYTES = 8 * 1024 * 1024
 """While Redis moves one string it does nothing else."""
@@ -54,9 +55,9 @@ class Strings:
         return len(self.first) + sum(len(part) for part in self.parts)
 
 
-def key_of(scope: str, name: BlockName) -> str:
+def key_of(seal: Seal, name: BlockName) -> str:
     """Return the name of a block's first string."""
-    return f"radixgate:{scope}:{name.namespace.hex()}:{{{name.block_hash.hex()}}}"
+    return f"radixgate:{seal.scope}:{name.namespace.hex()}:{{{seal.label(name)}}}"
 
 
 def cut(head: bytes, body: ByteBuffer) -> Strings:

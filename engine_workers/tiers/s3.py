@@ -91,8 +91,8 @@ class S3Tier:
         await self._question_threads.close()
 
     def _key(self, name: BlockName) -> str:
-        block_hash = name.block_hash.hex()
-        return f"{self._seal.scope}/{name.namespace.hex()}/{block_hash[:2]}/{block_hash}"
+        label = self._seal.label(name)
+        return f"{self._seal.scope}/{name.namespace.hex()}/{label[:2]}/{label}"
 
     def _is_there(self, name: BlockName) -> bool:
         try:

@@ -124,6 +124,13 @@ def test_encryption_shows_neither_tokens_nor_payload_and_never_repeats() -> None
     assert record != again
 
 
+def test_encryption_hides_the_hash_and_all_nodes_find_the_block_all_the_same() -> None:
+    name = name_of(1)
+    assert AesSeal(KEY).label(name) == AesSeal(KEY).label(name) != name.block_hash.hex()
+    assert AesSeal(KEY).label(name) != AesSeal(KEY).label(name_of(2))
+    assert AesSeal(KEY).label(name) != AesSeal(b"g" * 32).label(name)
+
+
 def test_a_node_with_another_key_or_none_looks_under_other_names() -> None:
     others: list[Seal] = [MacSeal(b"g" * 32), AesSeal(b"g" * 32)]
     assert len({seal.scope for seal in [*SEALS, *others]}) == 5

@@ -69,16 +69,16 @@ class RedisStrings:
 
     def __init__(self, server: ValkeyServer, seal: Seal) -> None:
         self._client = server.client
-        self._scope = seal.scope
+        self._seal = seal
         self._manifests: dict[BlockName, bytes] = {}
 
     async def read(self, name: BlockName) -> bytes:
-        first: bytes = self._client.get(key_of(self._scope, name))  # type: ignore[assignment]
+        first: bytes = self._client.get(key_of(self._seal, name))  # type: ignore[assignment]
         self._manifests[name] = first[:MANIFEST_BYTES]
         return first[MANIFEST_BYTES:]
 
     async def write(self, name: BlockName, record: bytes) -> None:
-        self._client.set(key_of(self._scope, name), self._manifests[name] + record)
+        self._client.set(key_of(self._seal, name), self._manifests[name] + record)
 
 
 @pytest.mark.parametrize("seal", SEALS, ids=lambda seal: seal.scope[:4])
@@ -148,14 +148,14 @@ async def test_a_block_that_the_server_evicted_is_not_told_of(
 ) -> None:
     await store(tier, 1)
     kept, _ = await store(tier, 2)
-    valkey.client.delete(key_of("open", name_of(1)))
+    valkey.client.delete(key_of(OpenSeal(), name_of(1)))
     assert await header_list(tier) == [kept]
     assert tier.usage().num_blocks == 1
 
 
 async def test_blocks_expire(tier: Tier, valkey: ValkeyServer) -> None:
     await store(tier, 1, LARGE_BYTES)
-    first = key_of("open", name_of(1)).encode()
+    first = key_of(OpenSeal(), name_of(1)).encode()
     lives = {key == first: valkey.client.ttl(key) for key in keys_in(valkey)}
     assert 0 < lives[True] <= 7 * 24 * 3600 < lives[False]
 
@@ -163,7 +163,7 @@ async def test_blocks_expire(tier: Tier, valkey: ValkeyServer) -> None:
 async def test_something_else_under_a_blocks_name_is_lost_and_deleted(
     tier: Tier, valkey: ValkeyServer
 ) -> None:
-    valkey.client.rpush(key_of("open", name_of(1)), "x")
+    valkey.client.rpush(key_of(OpenSeal(), name_of(1)), "x")
     with pytest.raises(BlockCorruptError, match="not a string"):
         await load(tier, name_of(1), 4096)
     assert await tier.contains([name_of(1)]) == [False]
@@ -173,7 +173,7 @@ async def test_a_manifest_cannot_make_us_fetch_more_than_the_block_is_long(
     tier: Tier, valkey: ValkeyServer
 ) -> None:
     await store(tier, 1)
-    key = key_of("open", name_of(1))
+    key = key_of(OpenSeal(), name_of(1))
     first: bytes = valkey.client.get(key)  # type: ignore[assignment]
     for num_parts in (1, 100, 60_000):
         forged = first[:6] + num_parts.to_bytes(2, "little") + first[8:]
@@ -205,6 +205,24 @@ async def test_a_server_that_is_not_there_cannot_be_asked(tmp_path: Path) -> Non
         with pytest.raises(TierError):
             await call
     await tier.close()
+
+
+async def test_what_does_not_speak_redis_cannot_be_asked() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"SSH-2.0-something\r\n" * 100)
+        writer.close()
+
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    tier = RedisTier(RedisOptions(f"redis://127.0.0.1:{port}", timeout_s=2.0), OpenSeal())
+    with pytest.raises(TierError):
+        await tier.contains([name_of(1)])
+    with pytest.raises(TierError):
+        await load(tier, name_of(1), 4096)
+    await tier.close()
+    listener.close()
+    await listener.wait_closed()
 
 
 async def test_a_server_that_died_is_told_and_used_again_when_it_is_back() -> None:

@@ -64,9 +64,9 @@ async def other_node(server: S3Server) -> AsyncIterator[Tier]:
 
 
 def key_of(name: BlockName, seal: Seal | None = None) -> str:
-    block_hash = name.block_hash.hex()
-    scope = (seal or OpenSeal()).scope
-    return f"{scope}/{name.namespace.hex()}/{block_hash[:2]}/{block_hash}"
+    seal = seal or OpenSeal()
+    label = seal.label(name)
+    return f"{seal.scope}/{name.namespace.hex()}/{label[:2]}/{label}"
 
 
 class S3Objects:
