@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from engine_workers.tiers.circuit import Circuit, CircuitState
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -65,6 +67,12 @@ class CacheMetrics:
             registry=self.registry,
         )
 
+        self._circuits = Gauge(
+            "radixgate_cache_tier_usable",
+            "1 while a tier is used, 0 while it is left alone because it fails or hangs.",
+            ("tier", "operation"),
+            registry=self.registry,
+        )
         self.load_decisions = Counter(
             "radixgate_cache_load_decisions",
             "Lookups that tiers could serve, by how much of that was worth loading.",
@@ -82,6 +90,12 @@ class CacheMetrics:
             "What the same loads took.",
             ("tier",),
             registry=self.registry,
+        )
+
+    def watch_circuit(self, tier: str, operation: str, circuit: Circuit) -> None:
+        """Show whether a tier is used, or left alone because it fails."""
+        self._circuits.labels(tier, operation).set_function(
+            lambda: circuit.state() is CircuitState.CLOSED
         )
 
     def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:

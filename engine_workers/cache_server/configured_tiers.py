@@ -14,6 +14,7 @@ from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.event_sources import EventSources
 from engine_workers.cache_server.eviction import S3Fifo
 from engine_workers.cache_server.saving import ARENA
+from engine_workers.tiers.breaker import BreakerTier
 from engine_workers.tiers.redis import RedisTier
 from engine_workers.tiers.redis_client import RedisOptions, configured_url
 from engine_workers.tiers.s3 import S3Tier
@@ -66,8 +67,11 @@ async def opened_tiers(
                 tier = _redis(settings)
             else:
                 tier = _s3(settings)
-            stack.push_async_callback(tier.close)
-            tiers.append(tier)
+            guarded = BreakerTier(tier)
+            stack.push_async_callback(guarded.close)
+            metrics.watch_circuit(name, "read", guarded.reading)
+            metrics.watch_circuit(name, "write", guarded.writing)
+            tiers.append(guarded)
         yield tiers
 
 
