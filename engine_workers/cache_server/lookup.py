@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -163,11 +164,14 @@ class Lookups:
         missing: frozenset[int],
         seconds: float,
     ) -> None:
-        for index, block in enumerate(blocks):
+        for block in blocks:
             self._catalog.touch(block.name)
             self._used(block)
-            tier = block.source if index in missing else ARENA
-            self._metrics.lookup_blocks.labels(tier).inc()
+        tiers = Counter(
+            block.source if index in missing else ARENA for index, block in enumerate(blocks)
+        )
+        for tier, num_blocks in tiers.items():
+            self._metrics.lookup_blocks.labels(tier).inc(num_blocks)
         self._metrics.lookup_blocks.labels("none").inc(len(names) - len(blocks))
         result = "full" if len(blocks) == len(names) else "partial" if blocks else "miss"
         self._metrics.lookup_seconds.labels(result).observe(seconds)
