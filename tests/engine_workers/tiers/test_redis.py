@@ -257,6 +257,14 @@ async def test_a_server_that_hangs_costs_the_time_limit(valkey: ValkeyServer) ->
     await tier.close()
 
 
+async def test_a_server_that_is_slow_is_waited_for_within_the_time_limit(
+    tier: Tier, valkey: ValkeyServer
+) -> None:
+    block = await store(tier, 1)
+    valkey.client.client_pause(200)
+    assert await load(tier, name_of(1), 4096) == block
+
+
 async def test_wrong_credentials_are_told_without_showing_them(
     valkey: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:

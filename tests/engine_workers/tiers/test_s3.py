@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -209,6 +211,32 @@ async def test_what_does_not_speak_s3_cannot_be_asked() -> None:
     await assert_cannot_be_asked(options, "HTTP error")
     listener.close()
     await listener.wait_closed()
+
+
+STORE_AND_EXIT = """
+import asyncio, sys
+from engine_workers.blocks.sealing import OpenSeal
+from engine_workers.tiers.s3 import S3Tier
+from engine_workers.tiers.s3_client import S3Options
+from tests.engine_workers.blocks.made_blocks import name_of
+from tests.engine_workers.tiers.s3_server import BUCKET, CREDENTIALS
+from tests.engine_workers.tiers.tier_contract import load, store
+
+async def main():
+    tier = S3Tier(S3Options(BUCKET, endpoint=sys.argv[1], credentials=CREDENTIALS), OpenSeal())
+    await store(tier, 1)
+    await tier.contains([name_of(number) for number in range(40)])
+    await load(tier, name_of(1), 4096)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_may_exit_right_after_its_last_request(server: S3Server) -> None:
+    for _ in range(4):
+        command = [sys.executable, "-c", STORE_AND_EXIT, server.endpoint]
+        child = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert (child.returncode, child.stderr) == (0, b"")
 
 
 def test_credentials_come_from_a_file_if_there_is_one(tmp_path: Path) -> None:
