@@ -62,6 +62,7 @@ def write_record(
     Raises:
         OSError: Full, not allowed, or broken; part of the payload may have been written.
     """
+    assert len(payload) == extent.payload_bytes, "it would reach into the next record"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         begin = extent.offset + extent.head_bytes

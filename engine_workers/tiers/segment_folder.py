@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine_workers.blocks.block_header import BlockHeader
 from engine_workers.blocks.block_name import BlockName
-from engine_workers.tiers.segment_file import Extent, aligned, punch, scan
+from engine_workers.tiers.segment_file import ALIGNMENT, Extent, aligned, punch, scan
 
 MAX_SEGMENT_BYTES = 256 * 1024 * 1024
 _MIN_SEGMENTS = 16
@@ -35,8 +35,8 @@ class SegmentFolder:
     """Segments of one folder, of one process at a time.
 
     Raises:
-        OSError: The folder cannot be made, or not be written to; `BlockingIOError` if another
-            process has it.
+        OSError: The folder cannot be made, or not be written to, or its file system has no holes;
+            `BlockingIOError` if another process has it.
     """
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
@@ -46,6 +46,8 @@ class SegmentFolder:
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Better said now than when the first block has to give way.
+            punch(folder / "lock", 0, ALIGNMENT, durable=False)
             self._current = max(self._segments(), default=-1) + 1
         except OSError:
             os.close(self._lock)

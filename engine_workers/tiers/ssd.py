@@ -93,9 +93,11 @@ class SsdTier:
         tier = cls(options, folder, policy, evicted, threads)
         try:
             await tier._take(await threads.run(folder.recover))
-        except OSError as error:
+        except BaseException as error:
             await tier.close()
-            raise _tier_error(error) from error
+            if isinstance(error, OSError):
+                raise _tier_error(error) from error
+            raise
         return tier
 
     async def contains(self, names: Sequence[BlockName]) -> list[bool]:

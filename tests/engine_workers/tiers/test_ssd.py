@@ -268,6 +268,14 @@ async def test_a_folder_that_cannot_be_made_is_told_with_the_reason(tmp_path: Pa
         await opened(tmp_path / "file" / "folder")
 
 
+async def test_a_folder_that_cannot_be_read_back_is_let_go_of(tmp_path: Path) -> None:
+    (tmp_path / f"{3:016d}.blocks").mkdir()
+    with pytest.raises(TierError, match="Is a directory"):
+        await opened(tmp_path)
+    (tmp_path / f"{3:016d}.blocks").rmdir()
+    await (await opened(tmp_path)).close()
+
+
 async def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
     tier = await opened(tmp_path)
     kept = await store(tier, 1)
