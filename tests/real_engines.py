@@ -47,6 +47,7 @@ def running_engines(
     *,
     num_engines: int = 2,
     chat_template: Path | None = None,
+    cache_socket: Path | None = None,
 ) -> Iterator[RunningEngines]:
     """Start the engines, and stop them at the end; the product's own supervisor does both."""
     max_model_len = 2048
@@ -59,6 +60,7 @@ def running_engines(
         max_model_len=max_model_len,
         tool_call_parser="hermes",
         chat_template=chat_template,
+        cache_socket=cache_socket,
         extra_environment={"VLLM_SERVER_DEV_MODE": "1"},
     )
     check_memory(plan, available_memory_bytes())

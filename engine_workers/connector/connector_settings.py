@@ -23,8 +23,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     socket: str
     """Path of the cache server's Unix socket; it need not exist yet."""
-    lookup_deadline_s: _Seconds = 0.06
-    """Seconds that a request waits for a first word of the server, which answers within 0.03."""
+    lookup_deadline_s: _Seconds = 0.1
+    """Seconds that a request waits for a first word of the server, which gives its tiers 0.03. A
+    server that misses it is not waited for again until it says something."""
     stage_deadline_s: _Seconds = 10.0
     """Most seconds that a request waits for blocks that are on their way from a tier."""
     ring_slots: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine_workers.blocks.block_header import BlockHeader, Codec, pack
 from engine_workers.blocks.block_name import BlockName
@@ -32,9 +32,11 @@ class RingWriter:
     Args:
         channel: Where puts are announced.
         layout: The engine's memory.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, channel: Channel, layout: BlockLayout) -> None:
+    def __init__(self, channel: Channel, layout: BlockLayout, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._channel = channel
         self._layout = layout
         self._fingerprint = Fingerprint(b"")
@@ -81,6 +83,7 @@ class RingWriter:
         session = self._session
         if session is None or chain.request_id in self._broken:
             return
+        started_s = self._clock()
         slots: list[int] = []
         for block in chain.blocks:
             if not self._free or not self._fill(session, self._free[-1], block):
@@ -90,7 +93,7 @@ class RingWriter:
         block_hashes = [block.block_hash for block in chain.blocks[: len(slots)]]
         if not slots:
             return
-        if self._channel.send(Put(slots, block_hashes)):
+        if self._channel.send(Put(slots, block_hashes, self._clock() - started_s)):
             self._in_use.update(zip(slots, block_hashes, strict=True))
         else:
             self._free += slots

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from engine_workers.cache_wire import Freed
 from engine_workers.connector.arena_reader import ArenaReader, LoadResults
@@ -21,14 +22,21 @@ class WorkerSide:
         channel: Connection to the cache server.
         layout: The rank's KV cache.
         rank: Number in the tensor-parallel group.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, channel: Channel, layout: BlockLayout, rank: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        layout: BlockLayout,
+        rank: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._channel = channel
         self._rank = rank
         self._session: Session | None = None
         self._reader = ArenaReader(channel, layout, rank)
-        self._writer = RingWriter(channel, layout)
+        self._writer = RingWriter(channel, layout, clock)
 
     @property
     def is_connected(self) -> bool:

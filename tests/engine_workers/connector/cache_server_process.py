@@ -12,14 +12,17 @@ from pathlib import Path
 
 
 class CacheServerProcess:
-    """`radixgate cache-server` with an arena and no tier below it."""
+    """`radixgate cache-server` with an arena and, if a folder is given, an SSD tier below it."""
 
-    def __init__(self, socket: Path, folder: Path, arena_bytes: int = 256 * 1024**2) -> None:
+    def __init__(
+        self, socket: Path, folder: Path, arena_bytes: int, ssd: Path | None = None
+    ) -> None:
         self.socket = socket
         self._log = folder / "cache-server.log"
         self._environment = {
             **os.environ,
-            "RADIXGATE_TIERS": "ram",
+            "RADIXGATE_TIERS": "ram" if ssd is None else "ram,ssd",
+            **({} if ssd is None else {"RADIXGATE_SSD_FOLDER": str(ssd)}),
             "RADIXGATE_CACHE_SOCKET": str(socket),
             "RADIXGATE_ARENA_BYTES": str(arena_bytes),
         }
@@ -35,6 +38,11 @@ class CacheServerProcess:
         line = self._process.stdout.readline()
         self._process.stdout.close()
         assert "listening" in line, line + self._log.read_text()
+
+    def stop(self) -> None:
+        self._signal(signal.SIGTERM)
+        assert self._process is not None
+        assert self._process.wait() == 0
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -53,11 +61,17 @@ class CacheServerProcess:
 
 
 @contextmanager
-def cache_server(folder: Path, arena_bytes: int = 256 * 1024**2) -> Iterator[CacheServerProcess]:
+def cache_server(
+    folder: Path,
+    arena_bytes: int = 256 * 1024**2,
+    *,
+    socket: Path | None = None,
+    ssd: Path | None = None,
+) -> Iterator[CacheServerProcess]:
     """Start one, and end it with the test whatever has become of it."""
-    server = CacheServerProcess(folder / "cache.sock", folder, arena_bytes)
-    server.start()
+    server = CacheServerProcess(socket or folder / "cache.sock", folder, arena_bytes, ssd)
     try:
+        server.start()
         yield server
     finally:
         server.kill()
