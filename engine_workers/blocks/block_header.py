@@ -153,8 +153,12 @@ def unpack(buffer: ByteBuffer) -> BlockHeader:
     try:
         body = _decoder.decode(body_bytes)
         codec = Codec(body.codec)
+        extra_keys = tuple(_frozen(key) for key in body.extra_keys)
+        is_publishable = all(_is_publishable(key) for key in extra_keys)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BlockCorruptError("header fields") from error
+    if not is_publishable:
+        raise BlockCorruptError("extra keys")
     problem = _out_of_bounds(body)
     if problem is not None:
         raise BlockCorruptError(problem)
@@ -162,7 +166,7 @@ def unpack(buffer: ByteBuffer) -> BlockHeader:
         name=BlockName(Fingerprint(body.namespace), body.block_hash),
         parent_hash=body.parent_hash,
         token_ids=tuple(np.frombuffer(body.token_ids, dtype="<u4").tolist()),
-        extra_keys=tuple(_frozen(key) for key in body.extra_keys),
+        extra_keys=extra_keys,
         lora_name=body.lora_name,
         codec=codec,
         payload_bytes=body.payload_bytes,

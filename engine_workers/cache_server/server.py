@@ -177,7 +177,7 @@ class CacheServer:
         if hello.role != "worker" or hello.ring_slots < 1:
             return None
         most = max(1, self._ring_bytes // ring_slot_bytes(hello.block_bytes))
-        return WriteRing(min(hello.ring_slots, most), hello.block_bytes)
+        return WriteRing(min(hello.ring_slots, most), hello.block_bytes, hello.namespace.block_size)
 
     def _count_closed(self, reason: str) -> None:
         self._parts.metrics.closed_connections.labels(reason).inc()

@@ -7,19 +7,20 @@ arena before it is verified: what is verified is what is published.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_router.errors import BlockCorruptError
-from engine_workers.blocks.block_header import BlockHeader, unpack
+from engine_workers.blocks.block_header import BlockHeader, pack, unpack
 from engine_workers.cache_server.sealed_memory import SealedMemory
 from engine_workers.cache_server.slots import slot_bytes_for
 
 MAX_HEADER_BYTES = 64 * 1024
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
+_MAC_BYTES = 64
 
 
 def ring_slot_bytes(block_bytes: int) -> int:
@@ -42,15 +43,17 @@ class WriteRing:
     Args:
         num_slots: How many blocks can wait in it.
         block_bytes: Payload of each.
+        block_size: Tokens of each.
 
     Raises:
         OSError: The system does not give that much address space.
     """
 
-    def __init__(self, num_slots: int, block_bytes: int) -> None:
+    def __init__(self, num_slots: int, block_bytes: int, block_size: int) -> None:
         self.num_slots = num_slots
         self.slot_bytes = ring_slot_bytes(block_bytes)
         self._block_bytes = block_bytes
+        self._block_size = block_size
         self._memory = SealedMemory.written_elsewhere("radixgate-ring", num_slots * self.slot_bytes)
 
     @property
@@ -72,9 +75,24 @@ class WriteRing:
         header = unpack(data[_LENGTH.size : end].tobytes())
         if header.payload_bytes != self._block_bytes:
             raise BlockCorruptError("payload length")
+        if len(header.token_ids) != self._block_size:
+            raise BlockCorruptError("number of tokens")
+        _require_storable(header)
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         return RingBlock(header, data[start : start + self._block_bytes])
 
     def close(self) -> None:
         """Let go of the memory once nothing looks into it."""
         self._memory.close()
+
+
+def _require_storable(header: BlockHeader) -> None:
+    """Check that tiers can store the header, with the MAC that shared ones may add.
+
+    Raises:
+        BlockCorruptError: They could not; an engine of ours sends none like that.
+    """
+    try:
+        pack(replace(header, mac=bytes(_MAC_BYTES)))
+    except ValueError as error:
+        raise BlockCorruptError("header cannot be stored") from error

@@ -5,13 +5,18 @@ import mmap
 import os
 import struct
 
+import msgspec
 import pytest
+import xxhash
 
+from engine_workers.blocks.block_header import PREFIX_BYTES, pack
 from engine_workers.cache_server.admin_wire import Changed, ClearBlocks
 from engine_workers.cache_wire import Freed, Hello, Lookup, Put, Staged, Welcome
 from tests.engine_workers.cache_server.conftest import Clock, Running, Serve, until
+from tests.engine_workers.cache_server.memory_tier import MemoryTier
 from tests.engine_workers.cache_server.wire_client import (
     BLOCK_BYTES,
+    BLOCK_SIZE,
     WireClient,
     block_hash,
     frame,
@@ -171,6 +176,57 @@ async def test_a_header_length_that_cannot_be_is_not_believed(
     client.ring[0, :4] = list(struct.pack("<I", length))
     await client.send(Put([0], [block_hash(1)]))
     assert (await client.receive(Freed)).num_kept == 0
+
+
+_GOOD = pack(header(1, namespace()))
+
+
+def with_field(place: int, value: object) -> bytes:
+    """A header with one field changed, and its checksum made right again."""
+    fields = msgspec.msgpack.decode(_GOOD[PREFIX_BYTES:])
+    body = msgspec.msgpack.encode([*fields[:place], value, *fields[place + 1 :]])
+    front = _GOOD[:8] + (PREFIX_BYTES + len(body)).to_bytes(4, "little")
+    checksum = xxhash.xxh3_64(front)
+    checksum.update(body)
+    return front + checksum.intdigest().to_bytes(8, "little") + body
+
+
+def nested(depth: int) -> list[object]:
+    lists: list[object] = []
+    for _ in range(depth):
+        lists = [lists]
+    return lists
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        pytest.param(with_field(4, nested(400)), id="extra keys 400 deep"),
+        pytest.param(with_field(4, nested(900)), id="extra keys 900 deep"),
+        pytest.param(with_field(4, [{"a": 1}]), id="a map for a key"),
+        pytest.param(with_field(3, b""), id="no tokens"),
+        pytest.param(with_field(3, bytes(4 * BLOCK_SIZE + 4)), id="too many tokens"),
+        pytest.param(with_field(3, bytes(4 * BLOCK_SIZE - 1)), id="a part of a token"),
+        pytest.param(with_field(5, "x" * (64 * 1024 - len(_GOOD) - 20)), id="no room for a MAC"),
+        pytest.param(with_field(6, 99), id="an unknown codec"),
+        pytest.param(with_field(7, -1), id="a negative length"),
+        pytest.param(with_field(9, b"mac"), id="a MAC"),
+    ],
+)
+async def test_a_header_that_no_engine_of_ours_sends_does_no_harm(
+    serve: Serve, packed: bytes
+) -> None:
+    ssd = MemoryTier("ssd")
+    async with serve(ssd) as running:
+        liar = await running.client(engine_id="liar")
+        liar.write_packed(0, packed, payload(1))
+        await liar.send(Put([0], [block_hash(1)]))
+        freed = await liar.receive(Freed)
+        assert (freed.num_kept, len(running.parts.catalog)) in ((0, 0), (1, 1))
+        assert (await liar.save([2])).num_kept == 1
+        await running.parts.writer.drain()
+        for block, _ in ssd.blocks.values():
+            pack(block)
 
 
 async def test_a_block_of_another_size_is_not_kept(running: Running) -> None:

@@ -198,7 +198,9 @@ class WireClient:
 
     def write(self, slot: int, block: BlockHeader, data: bytes) -> None:
         """Put a block into a slot of the ring; nobody is told yet."""
-        packed = pack(block)
+        self.write_packed(slot, pack(block), data)
+
+    def write_packed(self, slot: int, packed: bytes, data: bytes) -> None:
         start = -(-(4 + len(packed)) // 64) * 64
         row = self.ring[slot]
         row[:4] = np.frombuffer(struct.pack("<I", len(packed)), np.uint8)
