@@ -67,6 +67,8 @@ class Put(_Message, frozen=True):
     slots: list[int]
     """Ring slots, in the order of their chain."""
     block_hashes: list[bytes]
+    seconds: float = 0.0
+    """What copying them into the ring has held up the engine."""
 
 
 class Forget(_Message, frozen=True):

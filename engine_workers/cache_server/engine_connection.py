@@ -186,10 +186,13 @@ class EngineConnection:
             raise CacheWireError("slots of a put")
         if not all(0 <= slot < ring.num_slots for slot in put.slots):
             raise CacheWireError("slot number")
+        if not 0 <= put.seconds < _MAX_PREFILL_S:
+            raise CacheWireError("seconds of a put")
         if not self._slots_in_work.isdisjoint(put.slots):
             raise CacheWireError("a slot that is not free")
         self._slots_in_work.update(put.slots)
         names = self._peer.names(put.block_hashes)
+        self._parts.use.note_save(self._peer.fingerprint, put.seconds)
         self._puts.put_nowait(list(zip(put.slots, names, strict=True)))
 
     async def _save_all(self) -> None:

@@ -33,6 +33,7 @@ class TierUse:
         self._planner = planner
         self._clock = clock
         self._bypasses: OrderedDict[Fingerprint, Bypass] = OrderedDict()
+        self._save_s: dict[Fingerprint, float] = {}
         self._left_out: OrderedDict[BlockName, None] = OrderedDict()
         self._passed_by = Counter(
             "radixgate_cache_bypassed_lookups",
@@ -74,6 +75,11 @@ class TierUse:
         """Whether a block is to be saved: the last prompt that began with it did not go by."""
         return name not in self._left_out
 
+    def note_save(self, namespace: Fingerprint, seconds: float) -> None:
+        """Take in what saving held up an engine; it counts with the next lookup."""
+        self._bypass(namespace)
+        self._save_s[namespace] = self._save_s.get(namespace, 0.0) + seconds
+
     def now(self) -> float:
         """When a lookup begins, for `report`."""
         return self._clock()
@@ -88,6 +94,7 @@ class TierUse:
                 requests are in front.
         """
         seconds = self._clock() - started
+        save_s = self._save_s.pop(asked.namespace, 0.0)
         if not self._planner.knows_prefill(asked.namespace):
             return
         rates = self._planner.rates(asked.namespace)
@@ -102,6 +109,7 @@ class TierUse:
             Outcome(
                 waited_s=0.0 if num_blocks else seconds,
                 load_s=seconds + copy_s if num_blocks else 0.0,
+                save_s=save_s,
                 saved_s=max(0.0, plain_s - computed_s),
                 computed_s=computed_s,
             )
@@ -112,7 +120,8 @@ class TierUse:
         if bypass is None:
             bypass = self._bypasses[namespace] = Bypass(BypassLimits(), self._clock)
             if len(self._bypasses) > _MAX_NAMESPACES:
-                self._bypasses.popitem(last=False)
+                oldest, _ = self._bypasses.popitem(last=False)
+                self._save_s.pop(oldest, None)
         return bypass
 
     def _num_bypassed(self) -> float:

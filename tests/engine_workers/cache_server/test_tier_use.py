@@ -5,7 +5,7 @@ import pytest
 from engine_workers.cache_server.cache_metrics import CacheMetrics
 from engine_workers.cache_server.load_planner import AskedPrefix, LoadPlanner
 from engine_workers.cache_server.tier_use import TierUse
-from engine_workers.cache_wire import PrefillReport
+from engine_workers.cache_wire import PrefillReport, Put
 from tests.engine_workers.cache_server.block_names import NAMESPACE, name_of
 from tests.engine_workers.cache_server.conftest import Clock, Serve
 from tests.engine_workers.cache_server.wire_client import hashes
@@ -68,6 +68,18 @@ def test_loads_slower_than_computing_and_long_waits_for_nothing_make_prompts_go_
     )
 
 
+def test_saves_that_hold_up_the_engine_for_long_make_prompts_go_by(engine: Engine) -> None:
+    engine.report_prefill()
+    for _ in range(16):
+        engine.use.note_save(NAMESPACE, 0.03)
+        engine.use.note_save(NAMESPACE, 0.03)
+        engine.look_up(num_blocks=0, seconds=0.001, num_lookups=1)
+    assert engine.num_using() < 100
+    reasons = {"reason": "saves"}
+    registry = engine.metrics.registry
+    assert registry.get_sample_value("radixgate_cache_bypassed_lookups_total", reasons)
+
+
 def test_without_knowing_what_computing_takes_nothing_is_judged(engine: Engine) -> None:
     engine.look_up(num_blocks=0, seconds=10.0)
     assert engine.num_using() == 1_000
@@ -106,3 +118,13 @@ async def test_prompts_that_go_by_are_answered_with_nothing_and_their_ring_slots
             num_kept += (await client.save([100 + number])).num_kept
         assert num_found < 10
         assert num_kept < 10
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+async def test_an_engine_that_reports_impossible_seconds_is_disconnected(
+    serve: Serve, seconds: float
+) -> None:
+    async with serve() as running:
+        client = await running.client()
+        await client.send(Put([0], hashes(1), seconds))
+        assert await client.receive_any() is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,15 @@ def test_a_slot_holds_header_and_payload_as_the_wire_says(rig: Rig) -> None:
     payload = slot[start : start + rig.size]
     assert payload.tobytes() == rig.memory[:, 0].tobytes()
     assert header.checksum == checksum_of(payload.data)
+
+
+def test_a_put_says_how_long_copying_has_held_up_the_engine(rig: Rig) -> None:
+    ticks = itertools.count(start=7)
+    side = WorkerSide(rig.channel, rig.layout, 0, clock=lambda: float(next(ticks)))
+    rig.channel.connect(rig.session)
+    side.save([SaveChain("a", (SaveBlock(0, b"0", None, (1, 2), ()),))], ())
+    side.close(5.0)
+    assert [put.seconds for put in rig.channel.sent if isinstance(put, Put)] == [1.0]
 
 
 def test_a_block_without_a_slot_is_dropped_with_all_its_children(rig: Rig) -> None:
