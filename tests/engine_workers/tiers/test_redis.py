@@ -242,19 +242,21 @@ async def test_a_server_that_died_is_told_and_used_again_when_it_is_back() -> No
     server.stop()
 
 
-async def test_a_server_that_hangs_costs_the_time_limit(valkey: ValkeyServer) -> None:
-    tier = tier_of(valkey, timeout_s=0.2)
+async def test_a_server_that_hangs_costs_the_time_limit_and_is_used_again(
+    tier: Tier, valkey: ValkeyServer
+) -> None:
     block = await store(tier, 1)
+    impatient = tier_of(valkey, timeout_s=0.2)
     valkey.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(TierError, match=r"no answer|Timeout"):
-            await load(tier, name_of(1), 4096)
+            await load(impatient, name_of(1), 4096)
         with pytest.raises(TierError, match=r"no answer|Timeout"):
-            await tier.contains([name_of(1)])
+            await impatient.contains([name_of(1)])
     finally:
         valkey.process.send_signal(signal.SIGCONT)
     assert await load(tier, name_of(1), 4096) == block
-    await tier.close()
+    await impatient.close()
 
 
 async def test_a_server_that_is_slow_is_waited_for_within_the_time_limit(

@@ -181,22 +181,20 @@ async def test_wrong_credentials_are_told_without_showing_them(server: S3Server)
 
 
 async def test_a_store_that_hangs_costs_the_time_limit_and_is_used_again(
-    server: S3Server,
+    tier: Tier, server: S3Server
 ) -> None:
-    tier = S3Tier(server.options(timeout_s=0.4), OpenSeal())
     block = await store(tier, 1)
+    impatient = S3Tier(server.options(timeout_s=0.4), OpenSeal())
     server.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(TierError):
-            await load(tier, name_of(1), 4096)
+            await load(impatient, name_of(1), 4096)
         with pytest.raises(TierError):
-            await tier.contains([name_of(1)])
+            await impatient.contains([name_of(1)])
     finally:
         server.process.send_signal(signal.SIGCONT)
-    await tier.close()
-    again = S3Tier(server.options(), OpenSeal())
-    assert await load(again, name_of(1), 4096) == block
-    await again.close()
+    assert await load(tier, name_of(1), 4096) == block
+    await impatient.close()
 
 
 async def test_what_does_not_speak_s3_cannot_be_asked() -> None:
