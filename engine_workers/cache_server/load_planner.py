@@ -22,6 +22,8 @@ from engine_workers.cache_server.cache_metrics import CacheMetrics
 _MAX_NAMESPACES = 64
 _TYPICAL_DEPTH_TOKENS = 4096
 """Where in its prompt a stored block is taken to be: it does not know."""
+_FORGET_AFTER_REFUSED = 4096
+"""Blocks that are not written to a slow tier before it is tried anew."""
 _PROBE_EVERY = 32
 """A tier that is not loaded from is not measured either: once in so many times it is, all the same,
 so that one that has become faster is noticed."""
@@ -53,6 +55,7 @@ class LoadPlanner:
         self._prefill: dict[Fingerprint, LearnedPrefill] = {}
         self._transfer: dict[str, LearnedTransfer] = {}
         self._num_declined = 0
+        self._num_refused: dict[str, int] = {}
 
     def note_prefill(
         self,
@@ -78,6 +81,19 @@ class LoadPlanner:
         self._metrics.predicted_load_seconds.labels(tier).inc(learned.rate.seconds(num_bytes))
         self._metrics.actual_load_seconds.labels(tier).inc(seconds)
         self._transfer[tier] = learned.learn(num_bytes, seconds)
+        self._num_refused.pop(tier, None)
+
+    def note_refused(self, tier: str) -> None:
+        """Take in that a block was not written to a tier because loads from it do not pay.
+
+        After many of them without any load its rate is forgotten: a tier that gets nothing is not
+        loaded from either, and could never show that it has become faster.
+        """
+        num_refused = self._num_refused.get(tier, 0) + 1
+        if num_refused == _FORGET_AFTER_REFUSED:
+            self._transfer.pop(tier, None)
+            num_refused = 0
+        self._num_refused[tier] = num_refused
 
     def knows_prefill(self, namespace: Fingerprint) -> bool:
         """Whether an engine of a namespace has reported what computing takes."""

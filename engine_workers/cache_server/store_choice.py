@@ -90,7 +90,9 @@ class StoreChoice:
                 taking.append(tier)
                 continue
             self._metrics.operations.labels(tier.name, "save", verdict).inc()
-            if verdict is not Verdict.NOT_WORTH_LOADING:
+            if verdict is Verdict.NOT_WORTH_LOADING:
+                self._planner.note_refused(tier.name)
+            else:
                 refusing.append(tier)
         if refusing:
             self._refused[block.name] = refusing

@@ -43,6 +43,25 @@ def test_a_tier_that_is_not_worth_it_is_measured_again_now_and_then(planner: Loa
     assert asked.count(0) == 62
 
 
+def test_a_slow_tier_that_gets_nothing_any_more_is_tried_anew_after_many_blocks(
+    planner: LoadPlanner,
+) -> None:
+    for _ in range(30):
+        planner.note_load("s3", 10 * MIB, 60.0)
+    num_refused = 0
+    while planner.saved_seconds(ENGINE, "s3", 128, MIB) < 0:
+        planner.note_refused("s3")
+        num_refused += 1
+    assert num_refused == 4096
+
+
+def test_a_block_of_a_fast_tier_saves_nearly_what_computing_it_takes(planner: LoadPlanner) -> None:
+    assert 0.2 < planner.saved_seconds(ENGINE, "ssd", 128, MIB) < 0.5
+    unknown = Fingerprint(b"unknown")
+    assert not planner.knows_prefill(unknown)
+    assert planner.saved_seconds(unknown, "s3", 128, 10**12) > 0
+
+
 def test_what_a_namespaces_engines_were_measured_to_take_counts_for_them_only(
     planner: LoadPlanner,
 ) -> None:
