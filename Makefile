@@ -9,7 +9,8 @@ UV ?= uv
 
 help:
 	@echo "make serve   install what is missing, start ENGINES vLLM engines and the gateway"
-	@echo "             PORT=8080  ENGINES=2  MODEL=folder or hub id  (all optional)"
+	@echo "             PORT=8080  ENGINES=2  MODEL=folder or hub id  TIERS=ram,ssd"
+	@echo "             (all optional; TIERS= for engines without a cache server)"
 	@echo "make test    install what is missing, run every test, the ones with real engines too"
 	@echo "make bench   multi-turn conversations through the gateway, against round-robin"
 	@echo "make lint    ruff and mypy"
@@ -22,7 +23,8 @@ serve:
 		--host "$(or $(RADIXGATE_HOST),127.0.0.1)" --port "$(or $(PORT),$(RADIXGATE_PORT),8080)"
 	@exec .venv/bin/python -m engine_workers.until_parent_ends .venv/bin/radixgate serve \
 		$(if $(PORT),--port "$(PORT)") \
-		$(if $(ENGINES),--engines "$(ENGINES)") $(if $(MODEL),--model "$(MODEL)")
+		$(if $(ENGINES),--engines "$(ENGINES)") $(if $(MODEL),--model "$(MODEL)") \
+		$(if $(filter-out undefined,$(origin TIERS)),--tiers "$(TIERS)")
 
 test:
 	@$(PYTHON) -m engine_workers.bootstrap --tests

@@ -87,10 +87,13 @@ def socket_folder(preferred: Path) -> Iterator[Path]:
 
 
 def _tidy(folder: Path, lock: IO[str]) -> None:
-    """Remove all sockets, unless another process uses the folder."""
+    """Remove all engines' sockets, unless another process uses the folder.
+
+    A cache server's socket may lie there too; it has a lock of its own.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    for left in folder.glob("*.sock"):
+    for left in folder.glob("engine-*.sock"):
         left.unlink(missing_ok=True)

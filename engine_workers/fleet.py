@@ -72,32 +72,58 @@ def engine_specs(plan: FleetPlan, cores: list[int], sockets: Path) -> list[Engin
     ]
 
 
-def check_memory(plan: FleetPlan, available_bytes: int) -> None:
-    """Refuse what would end in the out-of-memory killer, before anything is started.
+def needed_bytes(plan: FleetPlan) -> int:
+    """Memory that all engines of a CPU take; a GPU's is vLLM's to check, so it counts as 0.
 
-    A GPU's memory is vLLM's to check; a model that is not here yet counts without its weights.
-
-    Raises:
-        ConfigurationError: The engines need more than is available.
+    A model that is not here yet counts without its weights.
     """
     if plan.runtime.num_gpus:
+        return 0
+    return len(plan.ports) * _engine_bytes(plan)
+
+
+def check_memory(plan: FleetPlan, available_bytes: int, reserved_bytes: int = 0) -> None:
+    """Refuse what would end in the out-of-memory killer, before anything is started.
+
+    Args:
+        plan: The engines.
+        available_bytes: What new processes can take.
+        reserved_bytes: What of it the cache server will take.
+
+    Raises:
+        ConfigurationError: Engines and cache server need more than is available.
+    """
+    if needed_bytes(plan) + reserved_bytes <= available_bytes:
         return
-    weights_bytes = _BYTES_PER_PARAMETER * (plan.model.num_parameters or 0)
-    needed_bytes = _ENGINE_BASE_BYTES + weights_bytes + plan.kv_cache_bytes
+    if not needed_bytes(plan):
+        raise ConfigurationError(
+            "RADIXGATE_ARENA_BYTES",
+            f"too little memory: the cache server needs {_gib(reserved_bytes)}, and "
+            f"{_gib(available_bytes)} are free",
+        )
+    engine_bytes = _engine_bytes(plan)
     num_engines = len(plan.ports)
-    if num_engines * needed_bytes <= available_bytes:
-        return
-    fitting = available_bytes // needed_bytes
+    fitting = max(available_bytes - reserved_bytes, 0) // engine_bytes
     advice = (
         f"start fewer (ENGINES={fitting})"
         if fitting
         else "free some, or lower RADIXGATE_ENGINE_KV_CACHE_BYTES"
     )
+    beside = ""
+    if reserved_bytes:
+        beside = f", {_gib(reserved_bytes)} of them for the cache server"
+        advice += ", or lower RADIXGATE_ARENA_BYTES, or do without tiers (TIERS=)"
     raise ConfigurationError(
         "RADIXGATE_ENGINES",
-        f"too little memory: {num_engines} engines of {_gib(needed_bytes)} need "
-        f"{_gib(num_engines * needed_bytes)}, and {_gib(available_bytes)} are free; {advice}",
+        f"too little memory: {num_engines} engines of {_gib(engine_bytes)} need "
+        f"{_gib(num_engines * engine_bytes)}, and {_gib(available_bytes)} are free{beside}; "
+        f"{advice}",
     )
+
+
+def _engine_bytes(plan: FleetPlan) -> int:
+    weights_bytes = _BYTES_PER_PARAMETER * (plan.model.num_parameters or 0)
+    return _ENGINE_BASE_BYTES + weights_bytes + plan.kv_cache_bytes
 
 
 def _gib(num_bytes: int) -> str:

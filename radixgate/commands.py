@@ -54,6 +54,13 @@ MaxModelLen = Annotated[
 ToolCallParser = Annotated[
     str | None, typer.Option(help="vLLM's parser for the model's tool calls, e.g. hermes.")
 ]
+Tiers = Annotated[
+    str | None,
+    typer.Option(
+        help="Where KV blocks are kept, the fastest first: ram, then any of ssd, redis, s3.  "
+        "[default: ram,ssd]"
+    ),
+]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 
 
@@ -70,11 +77,13 @@ def serve(
     kv_cache_gib: KvCacheGib = None,
     max_model_len: MaxModelLen = None,
     tool_call_parser: ToolCallParser = None,
+    tiers: Tiers = None,
     log_level: LogLevel = None,
 ) -> None:
     """Start engines and a gateway in front of them; Ctrl-C ends all of it.
 
-    What follows `--` goes to vLLM.
+    A cache server beside the engines keeps their KV blocks; `--tiers ""` does without. What follows
+    `--` goes to vLLM.
 
     \b
     Examples:
@@ -94,6 +103,7 @@ def serve(
         engine_kv_cache_bytes=_bytes("--kv-cache-gib", kv_cache_gib),
         engine_max_model_len=max_model_len,
         engine_tool_call_parser=tool_call_parser,
+        tiers=tiers,
         log_level=log_level,
     )
     configure_logging(settings)
@@ -202,10 +212,7 @@ def cache_server(
         Path | None,
         typer.Option(help="Unix socket to listen on.  [default: .radixgate/sockets/cache.sock]"),
     ] = None,
-    tiers: Annotated[
-        str | None,
-        typer.Option(help="Where blocks are kept, the fastest first.  [default: ram,ssd]"),
-    ] = None,
+    tiers: Tiers = None,
     arena_gib: Annotated[
         float | None,
         typer.Option(min=0.001, help="GiB of shared memory, taken as it fills.  [default: 4]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from cache_router.errors import ConfigurationError
 from cache_router.settings import Settings
@@ -19,6 +20,9 @@ def plan_engines(
     workspace: Workspace,
     ports: Sequence[int],
     vllm_arguments: Sequence[str],
+    *,
+    cache_socket: Path | None = None,
+    reserved_bytes: int = 0,
 ) -> FleetPlan:
     """Plan one engine a port.
 
@@ -27,6 +31,8 @@ def plan_engines(
         workspace: Where the default model and the engine environment are.
         ports: Free ports.
         vllm_arguments: Flags that vLLM gets last.
+        cache_socket: Socket of the cache server beside the engines, if there is one.
+        reserved_bytes: Memory that is kept for others, the cache server above all.
 
     Raises:
         ConfigurationError: A broken model folder, a missing template, no engine environment, an
@@ -47,8 +53,9 @@ def plan_engines(
         max_model_len=settings.engine_max_model_len,
         tool_call_parser=settings.engine_tool_call_parser,
         chat_template=None if template is None else template.resolve(),
+        cache_socket=cache_socket,
         api_key=settings.worker_api_key,
         extra_arguments=tuple(vllm_arguments),
     )
-    check_memory(plan, available_memory_bytes())
+    check_memory(plan, available_memory_bytes(), reserved_bytes)
     return plan

@@ -55,6 +55,14 @@ def test_sockets_of_others_that_still_run_are_left_alone(tmp_path: Path) -> None
         assert left.exists()
 
 
+def test_a_cache_servers_socket_is_left_alone(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as serving:
+        serving.bind(str(tmp_path / "cache.sock"))
+        with socket_folder(tmp_path):
+            pass
+    assert (tmp_path / "cache.sock").is_socket()
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with (

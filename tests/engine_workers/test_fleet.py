@@ -66,5 +66,14 @@ def test_weights_and_kv_cache_count() -> None:
         check_memory(heavier, 20 * GIB)
 
 
+def test_memory_for_the_cache_server_counts() -> None:
+    check_memory(PLAN, 14 * GIB, 2 * GIB)
+    with pytest.raises(ConfigurationError, match=r"4\.0 GiB of them for the cache .*ARENA_BYTES"):
+        check_memory(PLAN, 14 * GIB, 4 * GIB)
+    gpu = replace(PLAN, runtime=EngineRuntime(Path("/python"), 1))
+    with pytest.raises(ConfigurationError, match="RADIXGATE_ARENA_BYTES"):
+        check_memory(gpu, 3 * GIB, 4 * GIB)
+
+
 def test_a_gpus_memory_is_left_to_vllm() -> None:
     check_memory(replace(PLAN, runtime=EngineRuntime(Path("/python"), 1)), 0)

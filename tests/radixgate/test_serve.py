@@ -14,7 +14,8 @@ from tests.radixgate.conftest import Start
 
 
 def serve(start: Start, model: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    return start("serve", "--port", "0", "--model", str(model), *arguments, **variables)
+    options = ("--port", "0", "--model", str(model), "--tiers", "")
+    return start("serve", *options, *arguments, **variables)
 
 
 def read_until(process: subprocess.Popen[str], beginning: str) -> list[str]:
@@ -72,7 +73,7 @@ def test_two_at_once_take_neither_each_others_ports_nor_logs(
     start: Start, model: Path, fifo: Fifo, environment: dict[str, str]
 ) -> None:
     (port,) = any_free_ports(1)
-    arguments = ("serve", "--model", str(model), "--engines", "1", "--port")
+    arguments = ("serve", "--model", str(model), "--engines", "1", "--tiers", "", "--port")
     start(*arguments, str(port), STAND_IN_MODE="load")  # its engine never comes to listen
     fifo.read_line()
     refused = start(*arguments, str(port + 1))
