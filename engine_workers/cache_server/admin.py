@@ -98,7 +98,7 @@ class Admin:
         )
 
     async def _list(self, name: str, limit: int) -> Answer:
-        limit = min(limit, _MAX_LISTED)
+        limit = max(0, min(limit, _MAX_LISTED))
         if name == ARENA:
             infos = [
                 _info(block.header, block.source, block.num_pins)

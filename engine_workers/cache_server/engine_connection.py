@@ -182,7 +182,7 @@ class EngineConnection:
         ring = self._peer.ring
         if ring is None:
             raise CacheWireError("a put without a ring")
-        if len(put.slots) != len(put.block_hashes) or len(set(put.slots)) != len(put.slots):
+        if not put.slots or not len(set(put.slots)) == len(put.slots) == len(put.block_hashes):
             raise CacheWireError("slots of a put")
         if not all(0 <= slot < ring.num_slots for slot in put.slots):
             raise CacheWireError("slot number")

@@ -18,17 +18,18 @@ class EngineProcess:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        credentials = connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-        )
-        pid, _, _ = _CREDENTIALS.unpack(credentials)
+        self.pid = peer_pid(connection)
         self._pidfd: int | None = None
         self._is_gone = False
-        if pid > 0:
+        if self.pid > 0:
             try:
-                self._pidfd = os.pidfd_open(pid)
+                self._pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 self._is_gone = True
+
+    def is_known_to_live(self) -> bool:
+        """Whether the system shows it, and that it has not ended."""
+        return self._pidfd is not None and not self.is_gone()
 
     def hung_up(self) -> None:
         """Note that it closed the connection, rather than we."""
@@ -48,3 +49,10 @@ class EngineProcess:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Return the id of the process at the other end, 0 if the system does not show it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid

@@ -8,7 +8,7 @@ from socket import socket
 import msgspec
 
 from engine_workers.blocks.namespace import Fingerprint, Namespace
-from engine_workers.cache_server.engine_process import EngineProcess
+from engine_workers.cache_server.engine_process import EngineProcess, peer_pid
 
 
 @dataclass(slots=True)
@@ -54,8 +54,10 @@ class Engines:
         """Note a connection of an engine that is not refused."""
         self._block_bytes[namespace.fingerprint] = block_bytes
         engine = self._engines.setdefault(engine_id, _Engine(namespace))
-        process = EngineProcess(connection)
-        engine.processes.append(process)
+        process = _known_process(engine, peer_pid(connection))
+        if process is None:
+            process = EngineProcess(connection)
+            engine.processes.append(process)
         engine.fingerprints.add(namespace.fingerprint)
         engine.num_connections += 1
         return process
@@ -71,6 +73,13 @@ class Engines:
             engine.num_connections == 0 and all(process.is_gone() for process in engine.processes)
         )
 
+    def close(self) -> None:
+        """Stop watching all of them."""
+        for engine in self._engines.values():
+            for process in engine.processes:
+                process.close()
+        self._engines.clear()
+
     def forget_gone(self) -> None:
         """Let go of engines that have ended, and of their processes."""
         for engine_id in [known for known in self._engines if self.is_gone(known)]:
@@ -85,8 +94,16 @@ class Engines:
             del self._block_bytes[fingerprint]
 
 
-def _close_ended(engine: _Engine) -> None:
+def _known_process(engine: _Engine, pid: int) -> EngineProcess | None:
     """Keep an engine that reconnects for ever from taking a descriptor each time."""
+    for process in engine.processes:
+        if process.pid == pid and process.is_known_to_live():
+            return process
+    return None
+
+
+def _close_ended(engine: _Engine) -> None:
+    """Let go of those processes of a living engine that have ended."""
     for process in engine.processes:
         if process.is_gone():
             process.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import time
 from collections.abc import Callable
@@ -21,8 +22,10 @@ from engine_workers.cache_server.event_sources import Endpoints, EventSources
 from engine_workers.cache_server.http_pages import served_pages, server_pages
 from engine_workers.cache_server.server import CacheServer
 from engine_workers.cache_server.server_socket import cache_socket, listening_socket
+from engine_workers.hardware import available_memory_bytes
 from engine_workers.workspace import Workspace
 
+_logger = logging.getLogger(__name__)
 _DRAIN_S = 5.0
 """What was saved gets these seconds to reach the tiers; the rest is computed again some day."""
 
@@ -63,6 +66,8 @@ async def run_cache_server(
                 f"{settings.arena_bytes} bytes cannot be mapped: {error.strerror}",
             ) from error
         stack.callback(parts.arena.close)
+        stack.callback(parts.engines.close)
+        _warn_of_too_little_memory(parts.arena.num_bytes)
         if settings.cache_server_metrics_port is not None:
             await stack.enter_async_context(
                 served_pages(
@@ -85,6 +90,17 @@ async def run_cache_server(
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
+
+
+def _warn_of_too_little_memory(arena_bytes: int) -> None:
+    """Say so if the arena cannot fill up: the system would end somebody for want of memory."""
+    available_bytes = available_memory_bytes()
+    if arena_bytes > available_bytes:
+        _logger.warning(
+            "RADIXGATE_ARENA_BYTES is %d, and %d bytes of memory are available",
+            arena_bytes,
+            available_bytes,
+        )
 
 
 def _event_endpoints(settings: Settings, socket_path: Path) -> Endpoints:

@@ -102,6 +102,7 @@ def serve(sockets: Path, clock: Clock) -> Serve:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
                 parts.arena.close()
+                parts.engines.close()
                 context.destroy(linger=0)
 
     return run

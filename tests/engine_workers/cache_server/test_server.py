@@ -4,6 +4,7 @@ import asyncio
 import mmap
 import os
 import struct
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -243,6 +244,7 @@ async def test_a_block_of_another_size_is_not_kept(running: Running) -> None:
         Put([-1], [block_hash(1)]),
         Put([0, 0], [block_hash(1), block_hash(2)]),
         Put([0], []),
+        Put([], []),
         Put([0], [b""]),
         Put([0], [b"x" * 65]),
         Lookup("r", [block_hash(1)], 2, 4),
@@ -408,6 +410,24 @@ async def test_a_lease_outlives_its_connection_while_its_engine_lives(running: R
     await again.release(staged.lease)
     await again.look_up([])
     assert running.parts.leases.num_quarantined == 0
+
+
+async def test_an_engine_that_reconnects_again_and_again_takes_nothing_each_time(
+    running: Running,
+) -> None:
+    await running.client()
+    for _ in range(20):
+        client = await running.client()
+        await client.save([1])
+        client.close()
+    await until(lambda: running.server.num_connections == 1)
+    running.server.sweep()
+    assert num_pidfds() == 1
+
+
+def num_pidfds() -> int:
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return links.count("anon_inode:[pidfd]")
 
 
 async def test_an_overdue_lease_is_quarantined_and_its_memory_not_used_again(
