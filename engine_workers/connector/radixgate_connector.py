@@ -60,6 +60,7 @@ from engine_workers.connector.geometry import (
     block_layout,
     namespace_of,
 )
+from engine_workers.connector.huge_pages import advise_huge_pages
 from engine_workers.connector.model_digest import model_digest
 from engine_workers.connector.plan import StepPlan
 from engine_workers.connector.rank_agreement import CommittedBlocks
@@ -250,6 +251,7 @@ class RadixgateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         except UnsupportedEngineError as error:
             _log.warning("this engine computes without tiers: %s", error)
             return
+        advise_huge_pages(layout)
         rank = get_tp_group().rank_in_group
         client = self._start_client("worker", self._facts, rank)
         self._clients = [client]
