@@ -120,7 +120,7 @@ def gateway(
         list[str] | None,
         typer.Option(
             help="URL of a vLLM server; once for each. What cannot be discovered may follow: "
-            "URL,model=NAME,max-model-len=N,events=ENDPOINT,replay=ENDPOINT"
+            "URL,model=NAME,max-model-len=N,events=ENDPOINT,replay=ENDPOINT,cache=URL"
         ),
     ] = None,
     host: Host = None,
