@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,8 @@ from engine_workers.connector.plan import LoadJob, SaveChain
 from engine_workers.connector.rank_agreement import CommittedBlocks
 from engine_workers.connector.ring_writer import RingWriter
 from engine_workers.connector.session import Session
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerSide:
@@ -59,8 +62,13 @@ class WorkerSide:
         """
         self._take_in()
         self._writer.end_chains(ended)
-        for chain in chains:
-            self._writer.save(chain)
+        try:
+            for chain in chains:
+                self._writer.save(chain)
+        except Exception:
+            # Whatever it is, it must not end the engine, whose answers need no save.
+            _log.exception("nothing is saved until the cache server is connected anew")
+            self._writer.on_lost()
 
     def take_results(self) -> LoadResults:
         """Return the loads that are over since the last call."""

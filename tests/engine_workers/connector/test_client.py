@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,9 @@ from tests.engine_workers.connector.numpy_engine import until
 
 HELLO = Hello(PROTOCOL_VERSION, "engine", "worker", NAMESPACE, 1000, 2)
 LOOKUP = Lookup("a", [b"h" * 32], 0, 40)
-IMPATIENT = ClientTimes(welcome_s=0.1, silence_s=0.1, first_pause_s=0.01, longest_pause_s=0.05)
+PATIENT = ClientTimes(welcome_s=20.0, silence_s=20.0, first_pause_s=0.01, longest_pause_s=0.05)
+LEAVES_THE_SILENT = replace(PATIENT, silence_s=0.1)
+LEAVES_THE_RUDE = replace(PATIENT, welcome_s=0.5)
 
 
 class ScriptedServer:
@@ -78,8 +81,13 @@ def server(tmp_path: Path) -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def client(server: ScriptedServer) -> Iterator[CacheServerClient]:
-    client = CacheServerClient(server.path, lambda: HELLO, IMPATIENT)
+def times() -> ClientTimes:
+    return PATIENT
+
+
+@pytest.fixture
+def client(server: ScriptedServer, times: ClientTimes) -> Iterator[CacheServerClient]:
+    client = CacheServerClient(server.path, lambda: HELLO, times)
     client.start()
     yield client
     client.close(5.0)
@@ -94,7 +102,7 @@ def next_events(client: CacheServerClient) -> list[ChannelEvent]:
 def test_nothing_waits_for_a_server_that_is_not_there_and_it_is_found_when_it_comes(
     tmp_path: Path,
 ) -> None:
-    client = CacheServerClient(tmp_path / "cache.sock", lambda: HELLO, IMPATIENT)
+    client = CacheServerClient(tmp_path / "cache.sock", lambda: HELLO, PATIENT)
     client.start()
     assert not client.send(LOOKUP)
     assert client.poll() == []
@@ -133,6 +141,7 @@ def test_messages_go_both_ways(server: ScriptedServer, client: CacheServerClient
     assert next_events(client) == [Freed("boot", [1], 1)]
 
 
+@pytest.mark.parametrize("times", [LEAVES_THE_RUDE])
 def test_a_server_that_does_not_greet_is_left_and_tried_again(
     server: ScriptedServer, client: CacheServerClient
 ) -> None:
@@ -142,6 +151,7 @@ def test_a_server_that_does_not_greet_is_left_and_tried_again(
     assert isinstance(event, Connected)
 
 
+@pytest.mark.parametrize("times", [LEAVES_THE_SILENT])
 def test_a_server_that_owes_an_answer_and_is_silent_is_left(
     server: ScriptedServer, client: CacheServerClient
 ) -> None:
@@ -155,13 +165,14 @@ def test_a_server_that_owes_an_answer_and_is_silent_is_left(
     assert event.session.boot_token == "another"
 
 
+@pytest.mark.parametrize("times", [LEAVES_THE_SILENT])
 def test_a_server_that_owes_nothing_may_be_silent(
     server: ScriptedServer, client: CacheServerClient
 ) -> None:
     connection = server.accept()
     server.welcome(connection)
     next_events(client)
-    threading.Event().wait(3 * IMPATIENT.silence_s)
+    threading.Event().wait(3 * LEAVES_THE_SILENT.silence_s)
     server.say(connection, Freed("boot", [], 0))
     assert next_events(client) == [Freed("boot", [], 0)]
 
@@ -188,6 +199,7 @@ def test_a_refusal_is_logged_with_its_reason_once_and_tried_again(
 ) -> None:
     for _ in range(3):
         connection = server.accept()
+        assert connection.recv(4096)
         server.say(connection, Refused("dtype is float16 and was float32"))
         connection.close()
     server.welcome(server.accept())
@@ -237,7 +249,7 @@ def test_a_model_that_cannot_be_read_leaves_the_engine_without_a_cache(
     def unreadable() -> Hello:
         raise FileNotFoundError("no such model")
 
-    client = CacheServerClient(tmp_path / "none.sock", unreadable, IMPATIENT)
+    client = CacheServerClient(tmp_path / "none.sock", unreadable, PATIENT)
     client.start()
     until(lambda: "no such model" in caplog.text)
     assert not client.send(LOOKUP)

@@ -11,7 +11,7 @@ import pytest
 
 from engine_workers.blocks.block_header import checksum_of, unpack
 from engine_workers.blocks.block_name import BlockName
-from engine_workers.cache_wire import Forget, Freed, Put
+from engine_workers.cache_wire import Forget, Freed, FromEngine, Put
 from engine_workers.connector.arena_reader import LoadResults
 from engine_workers.connector.plan import LoadJob, RankLoad, SaveBlock, SaveChain
 from engine_workers.connector.rank_agreement import CommittedBlocks
@@ -116,13 +116,13 @@ def test_after_a_restart_of_the_server_blocks_are_saved_and_loaded_again(
 class Rig:
     """A worker's side over an arena of three blocks and a ring of two slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: FakeChannel | None = None) -> None:
         self.memory = np.zeros((NUM_LAYERS, NUM_BLOCKS, LAYER_BLOCK_BYTES), np.uint8)
         self.layout = layout_of(self.memory)
         self.size = self.layout.payload_bytes
         self.arena = np.random.default_rng(0).integers(0, 256, 3 * self.size, np.uint8)
         self.session = Session("boot", self.arena, np.zeros((2, self.size + 66_000), np.uint8))
-        self.channel = FakeChannel()
+        self.channel = channel or FakeChannel()
         self.channel.poll()
         self.side = WorkerSide(self.channel, self.layout, 0)
         self.channel.connect(self.session)
@@ -272,3 +272,22 @@ def test_a_message_that_is_not_taken_leaves_its_slots_free(rig: Rig) -> None:
     (put,) = rig.channel.sent
     assert isinstance(put, Put)
     assert sorted(put.slots) == [0, 1]
+
+
+def test_a_save_that_goes_wrong_in_an_unknown_way_does_not_end_the_engine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(FakeChannel):
+        def send(self, message: FromEngine) -> bool:
+            raise TypeError("a bug")
+
+    rig = Rig(Broken())
+    try:
+        rig.save("a", b"0")
+        rig.save("b", b"1")
+        (record,) = caplog.records
+        assert record.exc_text is not None
+        assert record.exc_text.endswith("TypeError: a bug")
+        assert rig.load(rig.part()) == LOADED
+    finally:
+        rig.side.close(5.0)
