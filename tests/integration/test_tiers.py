@@ -23,6 +23,7 @@ from engine_workers.model_store import default_model
 from engine_workers.tiers.ssd import SsdOptions, SsdTier
 from engine_workers.workspace import Workspace
 from tests.engine_workers.connector.cache_server_process import CacheServerProcess, cache_server
+from tests.integration.lying_proxy import lying_proxy
 from tests.real_engines import RunningEngines, running_engines
 
 pytestmark = pytest.mark.engines
@@ -204,6 +205,24 @@ def test_a_server_that_hangs_costs_no_client_anything_and_is_used_when_it_goes_o
     assert engine.answer(prompt(8)) == Answer(computed.token_ids, 0)
     server.go_on()
     assert engine.loaded(prompt(8), FULL_BLOCKS_TOKENS) == computed.token_ids
+
+
+def test_a_block_that_fails_its_check_is_computed_and_the_request_is_answered_once(
+    engine: Engine, sockets: Path, tmp_path: Path
+) -> None:
+    real = sockets / "real.sock"
+    engine.forget()
+    with (
+        cache_server(tmp_path, ARENA_BYTES, socket=real),
+        lying_proxy(sockets / "cache.sock", real),
+    ):
+        computed = engine.answer(prompt(11))
+        # The engine has found the server, and later saves again what it holds.
+        while num_blocks_in_arena(real) < FULL_BLOCKS_TOKENS // 32:
+            assert engine.answer(prompt(11)).token_ids == computed.token_ids
+        for _ in range(2):
+            engine.forget()
+            assert engine.answer(prompt(11)) == Answer(computed.token_ids, 0)
 
 
 async def test_loaded_blocks_have_the_bytes_that_were_computed(
