@@ -5,14 +5,15 @@ PYTHON ?= python3
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench lint lock clean
+.PHONY: help serve test bench bench-tiers lint lock clean
 
 help:
 	@echo "make serve   install what is missing, start ENGINES vLLM engines and the gateway"
 	@echo "             PORT=8080  ENGINES=2  MODEL=folder or hub id  TIERS=ram,ssd"
 	@echo "             (all optional; TIERS= for engines without a cache server)"
 	@echo "make test    install what is missing, run every test, the ones with real engines too"
-	@echo "make bench   multi-turn conversations through the gateway, against round-robin"
+	@echo "make bench   multi-turn conversations through the gateway, against round-robin;"
+	@echo "             then bench-tiers: the same prefix from each tier, and what tiers cost"
 	@echo "make lint    ruff and mypy"
 	@echo "make lock    resolve requirements/*.in again (needs uv)"
 	@echo "make clean   remove both environments, the converted model, sockets and logs"
@@ -32,7 +33,12 @@ test:
 
 bench:
 	@$(PYTHON) -m engine_workers.bootstrap
-	@exec .venv/bin/python -m benchmarks $(ARGS)
+	@.venv/bin/python -m benchmarks $(ARGS)
+	@$(MAKE) --no-print-directory bench-tiers
+
+bench-tiers:
+	@$(PYTHON) -m engine_workers.bootstrap --tests
+	@exec .venv/bin/python -m benchmarks.tiers $(TIER_ARGS)
 
 lint:
 	@$(PYTHON) -m engine_workers.bootstrap --tests --without-engine

@@ -50,9 +50,23 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running_engines(
-    num_engines: int, kv_blocks: int
+    num_engines: int,
+    kv_blocks: int,
+    *,
+    cache_socket: Path | None = None,
+    cores: Sequence[int] | None = None,
 ) -> AsyncIterator[tuple[str, Sequence[str]]]:
-    """Start engines that hold `kv_blocks` blocks of KV each; yield the model and their URLs."""
+    """Start engines that hold `kv_blocks` blocks of KV each.
+
+    Args:
+        num_engines: How many.
+        kv_blocks: Size of each one's own cache.
+        cache_socket: Socket of their cache server, which need not run yet; None: no tiers.
+        cores: Logical CPUs that they share; default: all.
+
+    Yields:
+        The served model's name and the engines' URLs.
+    """
     workspace = Workspace.current()
     model = default_model(workspace)
     plan = FleetPlan(
@@ -61,6 +75,7 @@ async def running_engines(
         ports=any_free_ports(num_engines),
         kv_cache_bytes=kv_blocks * _KV_BYTES_PER_BLOCK,
         max_model_len=4096,
+        cache_socket=cache_socket,
         # One block is vLLM's own, for padding.
         extra_arguments=("--num-gpu-blocks-override", str(kv_blocks + 1)),
         extra_environment={"VLLM_SERVER_DEV_MODE": "1"},
@@ -68,7 +83,7 @@ async def running_engines(
     check_memory(plan, available_memory_bytes())
     with socket_folder(workspace.sockets) as sockets:
         fleet = Fleet(
-            engine_specs(plan, usable_cores(), sockets),
+            engine_specs(plan, list(cores or usable_cores()), sockets),
             log_folder=workspace.logs / "bench",
             environment=os.environ,
             policy=SupervisionPolicy(ready_timeout_s=_READY_TIMEOUT_S),
