@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from pathlib import Path
+
+# Reads happen on threads, which pytest's own time limit cannot end.
+_LIMIT_S = 60.0
 
 
 class Fifo:
@@ -13,26 +17,30 @@ class Fifo:
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self.path = str(path)
-        # Opened without waiting for a writer, then read as a blocking file: with a writer of our
-        # own in between, or the first read would see the end of the file.
+        # Opened without waiting for a writer; with a writer of our own from then on, or the first
+        # read would see the end of the file.
         self._reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         self._keep_open: int | None = os.open(path, os.O_WRONLY)
-        os.set_blocking(self._reading, True)
-        self._file = os.fdopen(self._reading)
+        self._unread = b""
 
     def read_pids(self) -> list[int]:
         """Wait for the stand-in's first line."""
-        return [int(pid) for pid in self._file.readline().split()]
+        return [int(pid) for pid in self.read_line().split()]
 
     def read_line(self) -> str:
-        return self._file.readline()
+        while b"\n" not in self._unread:
+            if not self._read_more():
+                break
+        line, newline, self._unread = self._unread.partition(b"\n")
+        return (line + newline).decode()
 
     def wait_until_all_are_gone(self) -> None:
-        """Return when no process has the FIFO open any more; pytest's time limit is the bound."""
+        """Return when no process has the FIFO open any more."""
         if self._keep_open is not None:
             os.close(self._keep_open)
             self._keep_open = None
-        self._file.read()
+        while self._read_more():
+            pass
 
     async def pids(self) -> list[int]:
         return await asyncio.to_thread(self.read_pids)
@@ -43,4 +51,13 @@ class Fifo:
     def close(self) -> None:
         if self._keep_open is not None:
             os.close(self._keep_open)
-        self._file.close()
+        os.close(self._reading)
+
+    def _read_more(self) -> bool:
+        """Read what comes next; False at the end."""
+        ready, _, _ = select.select([self._reading], [], [], _LIMIT_S)
+        if not ready:
+            raise TimeoutError(f"the stand-in said nothing for {_LIMIT_S:g} s")
+        data = os.read(self._reading, 4096)
+        self._unread += data
+        return bool(data)
