@@ -71,3 +71,26 @@ def test_a_damaged_choice_is_refused(tmp_path: Path, content: str) -> None:
     workspace.runtime_file.write_text(content)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_runtime(workspace, None)
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf 'GPU 0: one\\nGPU 1: two\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_where_gpus_and_vllm_are_that_vllm_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert existing_runtime(None) == EngineRuntime(Path(sys.executable), num_gpus=2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_without_vllm_get_an_engine_installed() -> None:
+    assert existing_runtime(None) is None
